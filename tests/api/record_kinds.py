@@ -153,6 +153,23 @@ class Handmade:
         self.number, self.name = number + 1, str(number)
 
 
+@dataclasses.dataclass(frozen=True)
+class Basket:
+    """A frozen dataclass without an initialiser, whose list is no argument of the constructor."""
+
+    name: str
+    items: list[int] = dataclasses.field(init=False, default_factory=list)
+
+
+@dataclasses.dataclass
+class Counted:
+    """A dataclass without an initialiser that has a slot besides its fields."""
+
+    __slots__ = ("number", "seen")
+
+    number: int
+
+
 class Swapped(pydantic.BaseModel):
     """A model whose aliases are the names of the other fields."""
 
@@ -247,6 +264,18 @@ def cached() -> Plain:
     return found
 
 
+def filled() -> Basket:
+    found = Basket("a")
+    found.items.append(1)
+    return found
+
+
+def counted() -> Counted:
+    found = Counted(1)
+    found.seen = (1, "x")  # type: ignore[attr-defined]
+    return found
+
+
 def computed(line: Line) -> Line:
     line.parts.append(Doubled(2))
     assert line.half
@@ -294,6 +323,9 @@ OBJECTS: list[tuple[Any, Any]] = [
     (Slotted, Slotted(name="x")),
     (Plain, Plain(1)),
     (Plain, cached()),
+    (Basket, filled()),
+    (Counted, Counted(1)),
+    (Counted, counted()),
     (Handmade, Handmade(1)),
     (Handmade, noted(Handmade(1))),
     (Swapped, Swapped(left=3, right=4)),
@@ -354,5 +386,6 @@ def facts(value: Any) -> Any:
         return kind, list(map(facts, parts)), sorted(value.__pydantic_fields_set__)
     if dataclasses.is_dataclass(value):
         names = {*getattr(value, "__dict__", ()), *(f.name for f in dataclasses.fields(value))}
+        names.update(*(vars(base).get("__slots__", ()) for base in kind.__mro__))
         return kind, [(name, facts(getattr(value, name, "not set"))) for name in sorted(names)]
     return kind, repr(value)

@@ -377,6 +377,55 @@ def test_dataclass_attributes_that_are_not_init_fields_are_copied() -> None:
     assert copied.notes == ["x", "y"]
 
 
+@dataclasses.dataclass(frozen=True)
+class FrozenNoted:
+    notes: list[str] = dataclasses.field(init=False, default_factory=list)
+
+
+class FrozenOpen(pydantic.BaseModel, frozen=True, extra="allow"):
+    number: int = 0
+
+
+class FrozenPrivate(pydantic.BaseModel, frozen=True):
+    _notes: list[str] = pydantic.PrivateAttr(default_factory=list)
+
+
+class FrozenLoose(msgspec.Struct, frozen=True, dict=True):
+    number: int = 0
+
+
+class Loose(msgspec.Struct, dict=True):
+    number: int = 0
+
+
+def open_model() -> FrozenOpen:
+    return FrozenOpen.model_validate({"notes": []})
+
+
+def loose(kind: type[Any]) -> Any:
+    made = kind()
+    made.__dict__["notes"] = []
+    return made
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        (FrozenNoted(), "notes"),
+        (open_model(), "notes"),
+        (FrozenPrivate(), "_notes"),
+        (loose(FrozenLoose), "notes"),
+        (loose(Loose), "notes"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_parts_that_are_no_fields_are_copied_also_of_a_frozen_record(value: Any, name: str) -> None:
+    assert not immutable(type(value))
+    copied = copy_value(value)
+    getattr(copied, name).append("y")
+    assert (getattr(value, name), getattr(copied, name)) == ([], ["y"])
+
+
 def test_copy_values_returns_the_same_list_for_immutable_values() -> None:
     for values in (["a", "b"], [1, 2.5, None], [Frozen(1)]):
         assert copy_values(values) is values

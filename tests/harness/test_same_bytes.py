@@ -144,6 +144,28 @@ def test_a_value_that_another_slot_would_not_get_is_refused_at_every_parallelism
         test.source(pipeline.keys).push(*"abcb")
 
 
+class Declares(KeyedProcess[str, Mixed, str]):
+    def process(self, value: Mixed, ctx: Context[str]) -> Iterable[str]:
+        yield value.key
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_a_value_is_refused_also_if_only_the_keyed_step_declares_its_type(kind: str) -> None:
+    class Reads(Pipeline, name="reads"):
+        keys = KafkaSource("keys", value=Json(str))
+        out = KafkaSink("out", value=Json(str))
+
+        def define(self) -> None:
+            made = self.keys.map(lambda key: Mixed(key) if key == "b" else ODD[kind](key))
+            by_key = made.key_by(lambda one: one.key, on_error="skip")
+            by_key.process(Declares(), uid="declares").to(self.out)
+
+    with PipelineTest(Reads) as test:
+        test.source(Reads.keys).push(*"abcb")
+        assert test.sink(Reads.out).read() == ["b", "b"]
+        assert test.counters.skipped == 2
+
+
 class FromFormat(Pipeline, name="from-format"):
     """A record that a validator has changed goes to a `key_by` without a step between."""
 
