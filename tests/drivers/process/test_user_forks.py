@@ -276,6 +276,7 @@ def function():
     pid = os.fork()
     if pid == 0:
         time.sleep(60)
+        os._exit(1)  # below, it would kill the whole process group
     kept.close()
     end = os.read(read_end, 1)  # the fork would hold it open
     os.kill(pid, signal.SIGKILL)
