@@ -16,10 +16,12 @@ ignore_library_warnings()
 """
 
 
-def run(code: str, shell: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+def run(
+    code: str, shell: str = "", *, start: str = START, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Run code in a process of its own, behind redirections of a shell."""
     return subprocess.run(
-        ["/bin/sh", "-c", f'exec "$0" -c "$1" {shell}', sys.executable, START + code],
+        ["/bin/sh", "-c", f'exec "$0" -c "$1" {shell}', sys.executable, start + code],
         capture_output=True,
         text=True,
         env={**os.environ, **environment},
@@ -47,11 +49,26 @@ def test_closed_streams_lead_to_the_null_device(closed: str) -> None:
     code = """
 import os, sys, tempfile
 with tempfile.TemporaryFile() as file:
-    print("text", flush=True)
-    print("text", file=sys.stderr, flush=True)
+    for stream in (sys.stdout, sys.stderr):
+        stream.write("text")
+        stream.flush()
     assert file.fileno() > 2
     assert os.fstat(file.fileno()).st_size == 0
     assert sys.stdin.read() == ""
 """
     found = run(code, f"{closed}" if "<" in closed else f"{closed} </dev/null")
     assert found.returncode == 0, found.stderr
+
+
+def test_command_line_begins_with_both() -> None:
+    found = run(
+        "import sys; sys.argv = ['tidegate', 'check', '\\xe4.py']\n"
+        "from tidegate.cli.entry import main\n"
+        "try: main()\n"
+        "except SystemExit: import kafka.admin",  # it warns
+        start="",
+        PYTHONIOENCODING="ascii",
+        PYTHONWARNINGS="error",
+    )
+    assert "\\u00e4.py does not exist" in found.stdout, found.stderr
+    assert found.stderr == ""

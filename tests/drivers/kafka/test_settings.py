@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,15 @@ def test_file_of_a_setting_is_found_after_user_code_has_changed_the_working_fold
         "ssl.key.location": "/keys/a.pem",
         "client.id": "ca.pem",
     }
+    of_context: dict[str, str] = {}
+
+    def context(tls: Mapping[str, str]) -> ssl.SSLContext:
+        of_context.update(tls)
+        return ssl.create_default_context()
+
+    monkeypatch.setattr("tidegate.drivers.kafka.settings._tls_context", context)
+    kafka_python({**BROKERS, "security.protocol": "SSL", "ssl.ca.location": "ca.pem"})
+    assert of_context == {"ssl.ca.location": str(before / "ca.pem")}
     for name, no_path in (
         ("ssl.ca.location", "probe"),
         ("ssl.ca.location", ""),
