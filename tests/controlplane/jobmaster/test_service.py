@@ -27,6 +27,7 @@ from tidegate.errors import (
     TidegateError,
 )
 from tidegate.ids import Attempt, CheckpointId, SubtaskIndex, VertexId
+from tidegate.protocol.errors import ErrorReport
 from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import (
     Acknowledge,
@@ -34,6 +35,7 @@ from tidegate.protocol.messages import (
     DeclineCheckpoint,
     ReleaseSlots,
     StopJob,
+    TaskFailed,
     TasksReady,
 )
 from tidegate.protocol.slot_metrics import SlotMetrics
@@ -212,6 +214,22 @@ def test_full_disk_at_the_start_restarts_for_a_minute_and_then_fails_the_job(
     else:
         assert shell.closed == ["failed"]
         assert "its storage has failed for 60 s: The disk is full." in str(shell.reported_error())
+
+
+@pytest.mark.parametrize("has_checkpoint", [False, True])
+def test_full_disk_of_a_slot_counts_until_a_checkpoint_is_completed(
+    *, has_checkpoint: bool
+) -> None:
+    shell = running()
+    full = StorageError("The disk is full.")
+    shell.master._start_failures.judge(shell.now_s, full)
+    if has_checkpoint:
+        complete = SimpleNamespace(checkpoint=CheckpointId(Attempt(1), 1), final=False)
+        shell.master._committed(cast("Any", shell.master._live), cast("Any", complete), (), ())
+    shell.now_s += 61.0
+    report = ErrorReport.of(full)
+    shell.master.receive(TaskFailed(job=JOB, attempt=Attempt(1), subtask=None, error=report))
+    assert shell.state() is (JobState.INITIALIZING if has_checkpoint else JobState.CLOSING)
 
 
 @pytest.mark.parametrize("final_checkpoint", [False, True])
