@@ -21,12 +21,20 @@ import pytest
 from integration.support.process_mains import OsStarter
 from integration.support.resource_usage import kind_of
 from integration.support.user_project import Folder
+from tests.contracts.behaviour import start_slot
 from tests.contracts.processes import ProcessesContract
 from tests.contracts.surroundings import ContractEnvironment
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 from tidegate.drivers.process.prestart import Prestarted
 from tidegate.errors import ExternalError
-from tidegate.ports.processes import Child, ExitStatus, ForkServer, ForkServerEvent
+from tidegate.ports.processes import (
+    Child,
+    ExitStatus,
+    ForkServer,
+    ForkServerEvent,
+    SlotEnded,
+    SlotForked,
+)
 
 RECVMSG = {"47", "212"}
 """The numbers of the system call `recvmsg` on x86-64 and on arm64."""
@@ -90,6 +98,45 @@ class TestOsProcesses(ProcessesContract):
         (tmp_path / "logs").write_text("no folder")
         with pytest.raises(ExternalError, match=r"Cannot start the jobmaster process: .*logs"):
             world.spawn("wait", lambda _status: None)
+
+    @pytest.mark.parametrize(
+        "end", ["killed", "without its parent", "slot killed", "server closed"]
+    )
+    def test_process_that_user_code_has_started_ends_with_its_own(
+        self, world: OsWorld, tmp_path: Path, end: str
+    ) -> None:
+        file = tmp_path / "left"
+        if end in ("killed", "without its parent"):
+            word = "leave" if end == "killed" else "parent-of-leave"
+            killed = world.spawn(f"{word} {file}", lambda _status: None).pid
+        else:
+            slots: list[int] = []
+            server = world.start_fork_server(
+                lambda event: slots.append(event.pid) if isinstance(event, SlotForked) else None
+            )
+            server.fork(start_slot(0, f"leave {file}"))
+            world.environment.until(lambda: bool(slots))
+            (killed,) = slots
+        world.environment.until(file.exists)
+        left = int(file.read_text())
+        assert world.alive(left)
+        if end == "server closed":
+            server.close()
+        else:
+            world.kill(killed)
+        world.environment.until(lambda: not world.alive(left))
+
+    @pytest.mark.parametrize("does", ["replace-outputs", "close-outputs"])
+    def test_slot_whose_user_code_changes_its_outputs_ends_with_its_own_status(
+        self, world: OsWorld, does: str
+    ) -> None:
+        statuses: list[ExitStatus] = []
+        server = world.start_fork_server(
+            lambda event: statuses.append(event.status) if isinstance(event, SlotEnded) else None
+        )
+        server.fork(start_slot(0, does))
+        world.environment.until(lambda: bool(statuses))
+        assert statuses == [0]
 
 
 class TestPrestartedProcesses(ProcessesContract):
@@ -159,16 +206,19 @@ def test_job_runs_where_the_environment_starts_a_thread_in_every_process(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
     """Its slots are programs. One is killed, and another one takes its place."""
-    started = (
-        "import threading, time\nthreading.Thread(target=time.sleep, args=(900,), daemon=True)"
-    )
-    (tmp_path / "tracer").mkdir()
-    (tmp_path / "tracer" / "sitecustomize.py").write_text(f"{started}.start()\n")
+    tracer = tmp_path / "tracer"
+    tracer.mkdir()
+    (tracer / "sitecustomize.py").write_text(f"""
+import os, threading, time
+threading.Thread(target=time.sleep, args=(900,), daemon=True).start()
+open(f"{tracer}/{{os.getpid()}}", "w").close()
+""")
     folder = Folder.make(tmp_path, kafka.bootstrap)
     folder.orders(30)
-    environment = {"PYTHONPATH": str(tmp_path / "tracer")}
+    environment = {"PYTHONPATH": str(tracer)}
     with folder.started(bounded=False, environment=environment) as run:
         run.until(lambda: len(folder.read("totals")) == 30, "at the end of its input", 60)
+        assert all((tracer / str(slot)).exists() for slot in run.slots())
         run.kill_slots()
         folder.orders(30, first=30)
         run.until(lambda: len(folder.read("totals")) == 60, "at the end of its input", 60)

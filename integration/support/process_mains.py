@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -91,9 +92,31 @@ class OsProcessUnderTest:
 
 def child(does: JobName, folder: str, _epoch: LeaderEpoch, _drivers: Drivers) -> int:
     """Run a child process. `ClusterSpec.role_mains` names this function."""
-    return behave(does, OsProcessUnderTest(Path(folder)))
+    return _behave(does, OsProcessUnderTest(Path(folder)))
 
 
 def slot(start: StartSlot, _drivers: Drivers, _tm: TaskManagerId, _tm_pid: int) -> int:
     """Run a slot process. `ClusterSpec.role_mains` names this function."""
-    return behave(str(start.settings["does"]), OsProcessUnderTest(Path.cwd()))
+    return _behave(str(start.settings["does"]), OsProcessUnderTest(Path.cwd()))
+
+
+def _behave(does: str, process: OsProcessUnderTest) -> int:
+    """Behave as the contract says, or as user code that starts a process and names it in a file, or
+    that changes its outputs.
+    """
+    word, _, file = does.partition(" ")
+    if word == "replace-outputs":
+        sys.stdout = sys.stderr = None  # as user code may do
+        return 0
+    if word == "close-outputs":
+        sys.stdout.close()
+        sys.stderr.close()
+        return 0
+    if word == "leave":
+        Path(f"{file}.new").write_text(f"{subprocess.Popen(['sleep', '600']).pid}")
+        Path(f"{file}.new").rename(file)
+        process.wait()
+    if word == "parent-of-leave":
+        process.starter().spawn(f"leave {file}", lambda _status: None)
+        process.wait()
+    return behave(does, process)
