@@ -1,5 +1,5 @@
-"""A signal handler of user code raises while a slot's loop runs: the job restarts, and all totals
-are there once. A slot also ends by SIGTERM if user code ignores it.
+"""A signal handler of user code raises while the loop of a slot or of the JobMaster runs: the job
+restarts, and all totals are there once. A slot also ends by SIGTERM if user code ignores it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,13 @@ def fail(number, frame):
     if len(raised.read_text()) < 2:
         raised.write_text(raised.read_text() + "x")
         raise KeyError(6)
+
+
+def fail_in_the_jobmaster(number, frame):
+    raise KeyError(7)
+
+
+signal.signal(signal.SIGUSR1, fail_in_the_jobmaster)
 
 
 """
@@ -59,6 +66,12 @@ def test_job_restarts_after_a_signal_handler_has_raised_and_its_slots_end_by_sig
         assert await_gone({slot}) == set()
         folder.orders(30, first=30)
         run.until(lambda: len(folder.read("totals")) == 60, "at the end of its input", 60)
+        (jobmaster,) = run.processes("jobmaster")
+        os.kill(jobmaster, signal.SIGUSR1)
+        run.until(lambda: "for SIGUSR1 raised KeyError: 7" in folder.logs(), "told of the error")
+        folder.orders(30, first=60)
+        run.until(lambda: len(folder.read("totals")) == 90, "at the end of its input", 60)
+        assert run.processes("jobmaster") == [jobmaster]
         assert run.stop().code == 0
-    folder.assert_exact(60)
+    folder.assert_exact(90)
     assert "A handler of user code for SIGALRM raised KeyError: 6" in folder.logs()

@@ -305,7 +305,11 @@ class Run:
 
     def slots(self) -> list[int]:
         """Return the process ids of the run's slots."""
-        return [process.pid for process in self._below() if kind_of(process) == "slot"]
+        return self.processes("slot")
+
+    def processes(self, role: str) -> list[int]:
+        """Return the ids of the run's processes with a role."""
+        return [process.pid for process in self._below() if kind_of(process) == role]
 
     def kill_slots(self) -> None:
         """Kill every slot with SIGKILL, and wait for the first one if no slot runs yet."""
