@@ -199,10 +199,12 @@ def test_failed_session_start_gives_the_reason_and_leaves_no_process_or_file(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(SparkError) as caught:
-        start_session("local[none]", folder=tmp_path)
+        start_session(
+            "local[1]", folder=tmp_path, properties={"spark.serializer": "example.Absent"}
+        )
     first = str(caught.value).splitlines()[0]
-    assert first.startswith("Spark did not start at the master local[none]: ")
-    assert "Could not parse Master URL: 'local[none]'" in first
+    assert first.startswith("Spark did not start at the master local[1]: ")
+    assert "example.Absent" in first
     assert not list(tmp_path.iterdir())
     assert not java_children()
 
@@ -215,7 +217,7 @@ def test_session_start_fails_after_its_timeout_if_the_master_does_not_answer(
         with pytest.raises(SparkError) as caught:
             start_session(master, folder=tmp_path, timeout_s=5)
         assert str(caught.value).startswith(
-            f"Spark did not start at the master {master} within 5 s."
+            f"Spark did not start at the master {master} within 5 s (backfill.start_timeout)."
         )
     assert not java_children()
     assert not list(tmp_path.iterdir())
