@@ -42,6 +42,11 @@ def test_a_sample_of_seeds_is_exact() -> None:
     assert summary.kills
 
 
+def test_task_that_opens_a_transaction_during_the_close_is_no_violation() -> None:
+    """A task of a dead driver begins after the last listing and before the journal's last entry."""
+    judged(range(261, 262), workers=1)
+
+
 @pytest.mark.seeds
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("count", [75, 1_000])

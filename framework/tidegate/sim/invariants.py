@@ -69,8 +69,12 @@ class ProtocolChecker:
         """Number of EndTxn among the steps."""
         self.waves = 0
         """Number of completed waves of backfills."""
-        self._closed_ms = self._kafka.now_ms()
-        """Time at which the journal was last closed, by the clock of the brokers, in ms."""
+        self._listed_ms: dict[int, int] = {}
+        """Time in ms, by the clock of the brokers, at which a process last listed transactions, by
+        pid.
+        """
+        self._swept_ms = self._kafka.now_ms()
+        """The same for the process that last closed the journal: it fences what it has listed."""
         self._attempts: dict[int, int] = {}
         """Attempt of each process by pid: the last claim of a JobMaster, or the one of a slot."""
         self._slots: set[int] = set()
@@ -203,7 +207,11 @@ class ProtocolChecker:
             case Closed():
                 self._check_newest_attempt("closed", entry.attempt)
                 self._past_their_start.add(self.journal.submission)
-                self._closed_ms = self._kafka.now_ms()
+                self._swept_ms = max(
+                    listed_ms
+                    for pid, listed_ms in self._listed_ms.items()
+                    if self._attempts.get(pid) == entry.attempt
+                )
 
     def _published(self, entry: Publication) -> None:
         journal = self.journal
@@ -402,6 +410,8 @@ class ProtocolChecker:
     def check_request(self, call: Call, process: SimProcess | None) -> None:
         """Check a request that is sent to a coordinator."""
         name = call.transactional_id
+        if call.api is Api.LIST_TRANSACTIONS and process is not None:
+            self._listed_ms[process.pid] = self._kafka.now_ms()
         if name is None or process is None:
             return
         if call.api is Api.END_TXN:
@@ -559,7 +569,8 @@ class ProtocolChecker:
                 self.record_violation(f"{name} is open after the end of the job")
 
     def _is_of_late_worker(self, name: TransactionalId) -> bool:
-        """Return whether a task of a dead backfill opened a transaction after the journal closed.
+        """Return whether a task of a dead backfill opened a transaction after the last listing
+        before the journal closed.
 
         No process of the job is left to end it, so it is never committed. Readers wait for the next
         claim or for the timeout of the transaction.
@@ -567,7 +578,7 @@ class ProtocolChecker:
         parts = parse_transactional_id(name)
         if parts is None or name not in self._worker_of_id:
             return False
-        is_late = self._kafka.coordinator.describe(name).start_ms > self._closed_ms
+        is_late = self._kafka.coordinator.describe(name).start_ms > self._swept_ms
         return is_late and parts.attempt < self.journal.attempt
 
 
