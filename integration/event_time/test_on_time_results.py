@@ -44,8 +44,8 @@ class Clicks(Pipeline, name="{job}"):
         event_time=lambda click: click.at_ms,
         watermarks=Monotonous(),
     )
-    hours = KafkaSink("{hours}", value=Json(Result))
-    visits = KafkaSink("{visits}", value=Json(Result))
+    hours = KafkaSink("{hours}", value=Json(Result), record_key=lambda r: r.key)
+    visits = KafkaSink("{visits}", value=Json(Result), record_key=lambda r: r.key)
 
     def define(self) -> None:
         by_key = self.clicks.key_by(lambda click: click.key)
