@@ -96,8 +96,10 @@ def test_failing_brokers_end_a_cancel_and_a_failing_storage_ends_a_stop_too() ->
     grace.requested(100.0, STOP)
     for now_s in (110.0, 150.0):
         assert grace.timeout_error(now_s, STOPS, "", FAILS) is None
-    full = StorageError("The disk is full.")
-    assert "The stop did not wait" in str(grace.timeout_error(150.0, STOPS, "", full))
+    fails = StorageError("Checkpoint storage: can not create X: Input/output error")
+    said = str(grace.timeout_error(150.0, STOPS, "", fails))
+    assert said.startswith("The stop did not wait longer within job.stop_grace_period. Checkpoint")
+    assert "Input/output error. The journal of the job is not closed: " in said
     grace.requested(150.0, CANCEL)
     assert grace.timeout_error(158.0, STOPS, "", FAILS) is None
     error = grace.timeout_error(162.0, STOPS, "", FAILS)

@@ -16,6 +16,7 @@ from tidegate.controlplane.jobmanager.backoff import Backoff
 from tidegate.controlplane.jobmanager.failed_starts import FailedStarts
 from tidegate.controlplane.jobmanager.job_history import JobHistory
 from tidegate.errors import StopTimedOutError
+from tidegate.message_text import clause
 from tidegate.protocol.errors import ErrorReport
 from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import StopJob
@@ -130,7 +131,7 @@ def failed_cancel(job: JobRecord) -> JobReport:
     """Return the last report of a canceled job whose JobMaster has not started in time."""
     last = job.report or JobReport(job=job.submission.job, state=JobState.CREATED)
     why = last.start_refused or (last.error.message if last.error is not None else "")
-    cause = f" {why}" if why else ""
+    cause = f" {clause(why)}." if why else ""
     message = (
         "The cancel did not wait longer within job.stop_grace_period for the start of a "
         f"JobMaster.{cause} The journal of the job is not closed: transactions may stay open until "

@@ -26,6 +26,7 @@ from tidegate.errors import (
     TidegateError,
     UserCodeError,
 )
+from tidegate.message_text import clause
 from tidegate.protocol.errors import ErrorReport
 from tidegate.protocol.messages import StopJob
 from tidegate.protocol.slot_metrics import HangingCall
@@ -91,10 +92,10 @@ class StopGrace:
             return None
         what = "cancel" if self._cancels else "stop"
         return StopTimedOutError(
-            f"The {what} did not wait longer within job.stop_grace_period. {cause} The journal of "
-            "the job is not closed: transactions of its last checkpoint may not be committed, and "
-            "later ones may stay open until Kafka's transaction timeout. The next run of the job "
-            "settles both before it reads."
+            f"The {what} did not wait longer within job.stop_grace_period. {clause(cause)}. The "
+            "journal of the job is not closed: transactions of its last checkpoint may not be "
+            "committed, and later ones may stay open until Kafka's transaction timeout. The next "
+            "run of the job settles both before it reads."
         )
 
 
