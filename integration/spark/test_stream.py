@@ -8,7 +8,6 @@ import contextlib
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +17,7 @@ import psutil
 import pytest
 
 from integration.spark.jobs import ORDERS, exact
-from integration.spark.processes import is_alive
+from integration.spark.processes import is_alive, wait_until
 from integration.support.backfills import BackfillJob
 from tidegate.backfill.driver import run_in_turn
 from tidegate.backfill.executor import Executor, WaveTasks
@@ -36,8 +35,6 @@ Wave = Callable[[], bool]
 
 SOURCE_RUNNER = "python_streaming_source_runner"
 """A name on the command line of the process in which Spark runs the source of a query."""
-STOP_S = 1.0
-"""Seconds after which Spark has begun to stop a query."""
 
 
 class Waves:
@@ -236,7 +233,7 @@ def test_stopped_streaming_query_raises_spark_error(session: BackfillSession) ->
         [query] = session.spark.streams.active
         stopping.append(threading.Thread(target=query.stop))
         stopping[0].start()
-        time.sleep(STOP_S)
+        wait_until(lambda: not query.isActive, "Spark stops the query")
         return False
 
     with pytest.raises(SparkError, match="ended before the last wave: its query was stopped"):
