@@ -23,7 +23,7 @@ test-all: .venv/installed .venv-spark/installed $(if $(filter 5,$(or $(PART),5))
 test-spark: .venv-spark/installed  ## the tests on a real Spark, in an environment of their own
 	.venv-spark/bin/pytest integration/spark --numprocesses 2 --dist loadfile -m "not soak"
 test-spark-oldest: .venv-spark-4.2/installed  ## some of them on the oldest Spark that is supported
-	.venv-spark-4.2/bin/pytest $(addprefix integration/spark/test_,$(oldest_spark))
+	.venv-spark-4.2/bin/pytest -m "not soak" $(addprefix integration/spark/test_,$(oldest_spark))
 test-lowest: .venv-lowest/installed  ## a part of the tests with the lowest version of every dependency
 	PYTEST_ADDOPTS="-p no:anyio" .venv-lowest/bin/pytest --quiet --numprocesses 2 --hypothesis-profile check $(lowest_tests)
 bench: .venv/installed  ## side by side with hand-written loops, CPU per record: make bench [QUICK=1]
