@@ -214,7 +214,7 @@ def test_value_without_a_name_on_the_command_line_is_not_quoted() -> None:
 def test_parameters_come_from_the_environment_and_the_command_line_wins(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from tidegate.cli.options import parameters
+    from tidegate.terminal.options import parameters
 
     monkeypatch.setenv(PARAMETERS + "DB_PASSWORD", "hush-hush")
     monkeypatch.setenv(PARAMETERS + "LIMIT", "5")

@@ -39,10 +39,10 @@ from integration.support.running import (
     runs_with_checkpoint,
 )
 from integration.support.watching import CommittedOutput
-from tidegate.cli.live_line import LiveLine
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 from tidegate.errors import TidegateError
 from tidegate.message_text import counted
+from tidegate.terminal.live_line import LiveLine
 
 PARALLELISM, TASK_MANAGERS, SLOTS = 4, 2, 2
 PARTITIONS = 4

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tidegate.cli.display import describe, ended
 from tidegate.cli.local_run import finished_code
 from tidegate.controlplane.jobmaster.events import StopEnd
 from tidegate.ids import JobName
 from tidegate.protocol.job_state import JobState
 from tidegate.protocol.reports import CheckpointReport, JobReport
+from tidegate.terminal.display import describe, ended
 
 
 def report(stopped: str, state: str = "FINISHED") -> JobReport:

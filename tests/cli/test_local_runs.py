@@ -25,7 +25,7 @@ from tidegate.protocol.job_state import JobState
 from tidegate.protocol.reports import JobReport
 
 if TYPE_CHECKING:
-    from tidegate.cli.display import Display
+    from tidegate.terminal.display import Display
 
 JOB = JobName("totals")
 

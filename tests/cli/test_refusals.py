@@ -15,12 +15,12 @@ from typer.testing import CliRunner
 from tidegate.cli import local_run, session, sim
 from tidegate.cli.local_run import with_enough_slots
 from tidegate.cli.main import app, main
-from tidegate.cli.options import parameters, parse_pairs
 from tidegate.config_load import load
 from tidegate.controlplane.client.client import Client
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 from tidegate.errors import ConfigError, KafkaUnavailableError, RefusedError, RpcError, UserError
 from tidegate.masking import MASK
+from tidegate.terminal.options import parameters, parse_pairs
 
 REFERENCE = "pipelines.order_totals:OrderTotals"
 

@@ -21,8 +21,8 @@ from tidegate.protocol.job_state import JobState
 from tidegate.protocol.reports import JobReport
 
 if TYPE_CHECKING:
-    from tidegate.cli.display import Display
     from tidegate.controlplane.client.client import Client
+    from tidegate.terminal.display import Display
 
 JOB = JobName("a")
 

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from tidegate.cli import options as o
+from tidegate.terminal import options as o
 
 EXAMPLE = (
     "Example: tidegate backfill pipelines.order_totals:OrderTotals --master 'local[4]' --to now"

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from tidegate.backfill.driver import WaveCompleted
 from tidegate.backfill.plan import BackfillPlan
-from tidegate.cli.display import late_records, print_status
 from tidegate.message_text import counted, utc_text
+from tidegate.terminal.display import late_records, print_status
 
 SIZES: Final = ("bytes", "KiB", "MiB", "GiB", "TiB")
 UNIT: Final = 1024

@@ -28,7 +28,6 @@ from tidegate.backfill.plan import Planner, refuse_passed_ends
 from tidegate.backfill.record import BackfillRecords, continued
 from tidegate.bootstrap import WAVE_TASK, task_host
 from tidegate.cli.backfill_output import BackfillJson, BackfillText
-from tidegate.cli.display import print_left_out, print_status
 from tidegate.cli.local_run import DONE, FAILED, INTERRUPTED, STOPPED
 from tidegate.config import BackfillSettings, Config
 from tidegate.config_load import load
@@ -46,6 +45,7 @@ from tidegate.errors import ConfigError, PipelineError, RefusedError, TidegateEr
 from tidegate.masking import masked_text
 from tidegate.protocol.reports import add_counts
 from tidegate.storage_location import is_url, locate
+from tidegate.terminal.display import print_left_out, print_status
 from tidegate.user_exceptions import Interrupted
 
 IN_PROCESS: Final = "in-process"

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from tidegate.cli import options as o
+from tidegate.terminal import options as o
 
 EXAMPLE = "Example: tidegate check pipelines.order_totals:OrderTotals --kafka localhost:9092"
 UNREACHABLE, REFUSED = 1, 2

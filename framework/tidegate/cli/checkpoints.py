@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tidegate.cli import options as o
 from tidegate.message_text import counted, utc_text
+from tidegate.terminal import options as o
 
 if TYPE_CHECKING:
     from tidegate.checkpoint.manifest import Manifest
@@ -145,7 +145,7 @@ def _text(body: dict[str, Any]) -> str:
 
 
 def _row_lines(row: dict[str, Any]) -> list[str]:
-    from tidegate.cli.display import duration_text, size_text
+    from tidegate.terminal.display import duration_text, size_text
 
     known = row["duration_ms"] is not None
     lines = [

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from tidegate.cli import options as o
+from tidegate.terminal import options as o
 
 SUBMIT_EXAMPLE = "Example: tidegate submit pipelines.order_totals:OrderTotals --set minimum=5 -p 4"
 

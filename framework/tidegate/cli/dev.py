@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from tidegate.cli import options as o
+from tidegate.terminal import options as o
 
 EXAMPLE = "Example: tidegate dev pipelines.order_totals:OrderTotals -p 2"
 INTERVAL = "1 s"

@@ -18,10 +18,10 @@ from typing import Final
 
 from tidegate.cli.kafka import DEFAULT_VERSION
 from tidegate.cli.kafka import FOLDER as PERMANENT
-from tidegate.cli.live_line import seldom
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 from tidegate.errors import RefusedError
 from tidegate.private_files import make_private_folder
+from tidegate.terminal.live_line import seldom
 
 SCRATCH: Final = Path(".tidegate") / "dev"
 LOCK: Final = Path(".tidegate") / "dev.lock"

@@ -15,7 +15,7 @@ import threading
 from typing import Final
 
 from tidegate.cli.dev_processes import RECORDS
-from tidegate.cli.interrupt import ExitOnInterrupt
+from tidegate.terminal.interrupt import ExitOnInterrupt
 
 SECOND_INTERRUPT_S: Final = 0.5
 """The pause before the second interrupt. The first one asks for a final checkpoint, which cannot

@@ -5,8 +5,8 @@ It is ready for Ctrl-C before it imports the commands.
 
 from __future__ import annotations
 
-from tidegate.cli.interrupt import ExitOnInterrupt
 from tidegate.process_start import complete_standard_streams, ignore_library_warnings
+from tidegate.terminal.interrupt import ExitOnInterrupt
 
 
 def main() -> None:

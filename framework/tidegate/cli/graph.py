@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from tidegate.cli import options as o
+from tidegate.terminal import options as o
 
 EXAMPLE = "Example: tidegate graph pipelines.order_totals:OrderTotals --svg > totals.svg"
 

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tidegate.cli import topics
-from tidegate.cli.live_line import LiveLine
 from tidegate.cli.produce import produce
 from tidegate.cli.read import read
 from tidegate.message_text import counted
+from tidegate.terminal.live_line import LiveLine
 
 if TYPE_CHECKING:
     from tidegate.drivers.kafka.embedded import EmbeddedKafka

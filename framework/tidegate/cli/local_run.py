@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.bootstrap import local_cluster
 from tidegate.cli.create_topics import create_missing_topics, partitions_of, print_created
-from tidegate.cli.display import Display, open_display, print_status
 from tidegate.cli.local_runs import RunSocket
 from tidegate.cli.stopping import (
     RunInterruptedError,
@@ -52,6 +51,7 @@ from tidegate.message_text import counted
 from tidegate.protocol.errors import KINDS
 from tidegate.protocol.job_state import JobState
 from tidegate.storage_location import with_absolute_folders
+from tidegate.terminal.display import Display, open_display, print_status
 
 if TYPE_CHECKING:
     from tidegate.api.archive import CodeArchive

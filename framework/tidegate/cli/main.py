@@ -25,7 +25,6 @@ from tidegate.cli.create_topics import RunCommand
 from tidegate.cli.dev import dev
 from tidegate.cli.diff import diff
 from tidegate.cli.graph import graph
-from tidegate.cli.interrupt import exit_at_once
 from tidegate.cli.new import new
 from tidegate.cli.run import run
 from tidegate.cli.show import config
@@ -34,6 +33,7 @@ from tidegate.drivers.process.user_forks import watch_forks
 from tidegate.drivers.process.user_signals import guard_handlers
 from tidegate.errors import Domain, TidegateError
 from tidegate.masking import masked_text
+from tidegate.terminal.interrupt import exit_at_once
 from tidegate.user_exceptions import text_of
 
 FAILED = 1  # the job failed, or something outside of tidegate did

@@ -17,8 +17,8 @@ from typing import Annotated, Final
 
 import typer
 
-from tidegate.cli import options as o
 from tidegate.message_text import counted
+from tidegate.terminal import options as o
 
 TEMPLATES: Final = Path(__file__).with_name("project_template")
 

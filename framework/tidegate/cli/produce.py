@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO, NamedTuple
 
 import typer
 
-from tidegate.cli import options as o
 from tidegate.cli.topic_options import Brokers, KafkaSettings, TopicArgument, kafka_settings
 from tidegate.message_text import counted
+from tidegate.terminal import options as o
 
 if TYPE_CHECKING:
     from tidegate.drivers.kafka.record_producer import RecordProducer

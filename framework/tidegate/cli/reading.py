@@ -20,7 +20,6 @@ from tidegate.api.formats import Format
 from tidegate.api.kafka_names import kafka_nodes, topic_of
 from tidegate.api.pipeline import build
 from tidegate.cli import record_text as text
-from tidegate.cli.options import parameters, parse_pairs
 from tidegate.config import Config
 from tidegate.config_load import load
 from tidegate.drivers.kafka.reader import (
@@ -32,6 +31,7 @@ from tidegate.drivers.kafka.topic_admin import KafkaTopicAdmin
 from tidegate.errors import ConfigError, RefusedError
 from tidegate.message_text import counted
 from tidegate.stream_elements import TopicPartition
+from tidegate.terminal.options import parameters, parse_pairs
 
 Layout = Literal["lines", "values", "json"]
 

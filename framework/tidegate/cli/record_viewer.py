@@ -21,7 +21,6 @@ from tidegate.api.formats import Avro, Format
 from tidegate.api.kafka_connector import KafkaConnector
 from tidegate.api.kafka_names import kafka_nodes, topic_of
 from tidegate.api.pipeline import build
-from tidegate.cli import options as o
 from tidegate.cli.record_text import (
     Decoder,
     RecordRow,
@@ -38,6 +37,7 @@ from tidegate.message_text import counted
 from tidegate.ports.drivers import KafkaAdmin
 from tidegate.ports.kafka import RawRecord
 from tidegate.stream_elements import TopicPartition
+from tidegate.terminal import options as o
 
 SHOWN_PER_SECOND: Final = 5
 """The number of records of a topic that are shown in a second."""

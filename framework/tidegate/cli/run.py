@@ -14,10 +14,10 @@ from typing import Annotated
 
 import typer
 
-from tidegate.cli import options as o
 from tidegate.cli.create_topics import CreateTopics, partitions_of
-from tidegate.cli.interrupt import ExitOnInterrupt
 from tidegate.drivers.process.prestart import prestarted
+from tidegate.terminal import options as o
+from tidegate.terminal.interrupt import ExitOnInterrupt
 
 EXAMPLE = "Example: tidegate run pipelines.order_totals:OrderTotals --set minimum=5 -p 4"
 

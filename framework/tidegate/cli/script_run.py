@@ -23,9 +23,7 @@ from tidegate.api.pipeline import Pipeline
 from tidegate.api.references import read_reference
 from tidegate.api.run_result import Ended, RunResult
 from tidegate.cli.cells import write_cells
-from tidegate.cli.display import Display, QuietDisplay, open_display
 from tidegate.cli.local_run import run_to_end
-from tidegate.cli.options import environment_parameters
 from tidegate.cli.stopping import RunInterruptedError
 from tidegate.controlplane.client.preflight import RunOptions
 from tidegate.controlplane.jobmaster.events import StopEnd
@@ -34,6 +32,8 @@ from tidegate.drivers.process.user_forks import watch_forks
 from tidegate.errors import ExternalError, PipelineError, TidegateError
 from tidegate.masking import masked_text
 from tidegate.protocol.job_state import JobState
+from tidegate.terminal.display import Display, QuietDisplay, open_display
+from tidegate.terminal.options import environment_parameters
 
 if TYPE_CHECKING:
     from tidegate.config import Config

@@ -16,18 +16,8 @@ from typing import Any
 
 import msgspec
 
-from tidegate.cli.display import (
-    describe,
-    print_drain,
-    print_left_out,
-    print_status,
-    process_lines,
-    process_rows,
-    report_json,
-)
 from tidegate.cli.local_run import finished_code
 from tidegate.cli.local_runs import LocalRun, find_local_runs, stop_local_run
-from tidegate.cli.options import job_name
 from tidegate.config import Config
 from tidegate.config_load import load, load_with_origins
 from tidegate.controlplane.client.client import Client
@@ -45,6 +35,16 @@ from tidegate.errors import ConfigError, ExternalError, RefusedError, RpcError
 from tidegate.message_text import clause, counted
 from tidegate.protocol.job_state import ENDED, JobState
 from tidegate.protocol.reports import JobList, JobReport
+from tidegate.terminal.display import (
+    describe,
+    print_drain,
+    print_left_out,
+    print_status,
+    process_lines,
+    process_rows,
+    report_json,
+)
+from tidegate.terminal.options import job_name
 
 FAILED = 1
 ENDS_AS = {True: JobState.FINISHED, False: JobState.CANCELED}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 
-from tidegate.cli import options as o
+from tidegate.terminal import options as o
 
 DEFAULT = "default"
 

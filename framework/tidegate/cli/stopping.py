@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
-from tidegate.cli.display import Display, print_status
 from tidegate.errors import RefusedError, RpcError
 from tidegate.protocol.job_state import ENDED
+from tidegate.terminal.display import Display, print_status
 
 if TYPE_CHECKING:
     from tidegate.controlplane.client.client import Client

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidegate.cli.options import parse_pairs
+from tidegate.terminal.options import parse_pairs
 
 if TYPE_CHECKING:
     from tidegate.config import KafkaSettings as Settings

@@ -17,7 +17,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from tidegate.cli import txn_output as output
 from tidegate.cli import txn_text as texts
-from tidegate.cli.options import parse_pairs
 from tidegate.commit.diagnosis import (
     OPEN,
     AbortOutcome,
@@ -50,6 +49,7 @@ from tidegate.ports.inspection import Transaction, TransactionInspector
 from tidegate.ports.kafka import TransactionState
 from tidegate.storage_location import locate
 from tidegate.stream_elements import TopicPartition
+from tidegate.terminal.options import parse_pairs
 
 EXAMPLE = "Example: tidegate txn list -c kafka.properties.security.protocol=SSL"
 

@@ -10,7 +10,7 @@ import pytest
 BLOCK = """
 import signal
 {before}
-from tidegate.cli.interrupt import ExitOnInterrupt
+from tidegate.terminal.interrupt import ExitOnInterrupt
 with ExitOnInterrupt():
     signal.raise_signal(signal.SIGINT)
 print("after", signal.getsignal(signal.SIGINT) is {handler})

@@ -9,7 +9,14 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from tidegate.cli.display import (
+from tidegate.config import Config
+from tidegate.errors import InternalError, KafkaError, UserCodeError
+from tidegate.ids import JobName
+from tidegate.protocol.errors import ErrorReport
+from tidegate.protocol.job_state import JobState
+from tidegate.protocol.reports import AttemptReport, CheckpointReport, JobReport, ProcessExit
+from tidegate.protocol.submission import Submission
+from tidegate.terminal.display import (
     JsonLines,
     LineDisplay,
     LiveDisplay,
@@ -18,13 +25,6 @@ from tidegate.cli.display import (
     describe,
     duration_text,
 )
-from tidegate.config import Config
-from tidegate.errors import InternalError, KafkaError, UserCodeError
-from tidegate.ids import JobName
-from tidegate.protocol.errors import ErrorReport
-from tidegate.protocol.job_state import JobState
-from tidegate.protocol.reports import AttemptReport, CheckpointReport, JobReport, ProcessExit
-from tidegate.protocol.submission import Submission
 
 SUBMISSION = Submission(
     job=JobName("totals"),

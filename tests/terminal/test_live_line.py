@@ -6,8 +6,8 @@ import io
 
 import pytest
 
-from tidegate.cli import live_line
-from tidegate.cli.live_line import ERASE, LiveLine
+from tidegate.terminal import live_line
+from tidegate.terminal.live_line import ERASE, LiveLine
 
 
 class Terminal(io.StringIO):
@@ -31,7 +31,7 @@ def test_without_a_terminal_the_first_text_is_printed_and_later_ones_seldom(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now_s = 100.0
-    monkeypatch.setattr("tidegate.cli.live_line.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("tidegate.terminal.live_line.time.monotonic", lambda: now_s)
     out = io.StringIO()
     line = LiveLine(out)
     for number in range(4):
