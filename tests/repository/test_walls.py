@@ -44,7 +44,7 @@ BREACHES = [
     ("framework/tidegate/checkpoint/__init__.py", "import asyncio", "are pure"),
     ("framework/tidegate/protocol/__init__.py", "import time", "are pure"),
     ("framework/tidegate/slot/machine.py", "import random", "are pure"),
-    ("framework/tidegate/cli/txn_text.py", "import time", "are pure"),
+    ("framework/tidegate/txn/text.py", "import time", "are pure"),
     ("framework/tidegate/dataplane/__init__.py", "import rocksdict", "Only drivers"),
     ("framework/tidegate/controlplane/__init__.py", "import grpc", "Only drivers"),
     ("framework/tidegate/backfill/__init__.py", "import pyspark.sql", "Only backfill.spark"),

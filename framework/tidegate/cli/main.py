@@ -16,7 +16,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from tidegate.cli import cluster, kafka, txn
+from tidegate.cli import cluster, kafka
 from tidegate.cli.backfill import backfill
 from tidegate.cli.check import check
 from tidegate.cli.checkpoints import checkpoints
@@ -34,6 +34,7 @@ from tidegate.drivers.process.user_signals import guard_handlers
 from tidegate.errors import Domain, TidegateError
 from tidegate.masking import masked_text
 from tidegate.terminal.interrupt import exit_at_once
+from tidegate.txn import command as txn
 from tidegate.user_exceptions import text_of
 
 FAILED = 1  # the job failed, or something outside of tidegate did

@@ -1,7 +1,7 @@
 """The work of `tidegate txn` after its arguments are parsed: connect, ask, print, confirm, abort.
 
 It is separate from `txn.py`, so that help does not import what this module needs. The requests are
-in `controlplane/client/transactions.py`, and the conclusions in `commit/diagnosis.py`.
+in `txn/transactions.py`, and the conclusions in `commit/diagnosis.py`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from typing import Any, NamedTuple, Self
 import typer
 from pydantic import TypeAdapter, ValidationError
 
-from tidegate.cli import txn_output as output
-from tidegate.cli import txn_text as texts
 from tidegate.commit.diagnosis import (
     OPEN,
     AbortOutcome,
@@ -29,7 +27,6 @@ from tidegate.commit.journal.state import JournalState
 from tidegate.commit.transactional_ids import parse_transactional_id
 from tidegate.config import DurationMs
 from tidegate.config_load import load
-from tidegate.controlplane.client import transactions as txn_client
 from tidegate.controlplane.jobmaster.effect_runner import run_read_only
 from tidegate.drivers.clock import SystemClock
 from tidegate.drivers.kafka.inspection import KafkaTransactionInspector
@@ -50,6 +47,9 @@ from tidegate.ports.kafka import TransactionState
 from tidegate.storage_location import locate
 from tidegate.stream_elements import TopicPartition
 from tidegate.terminal.options import parse_pairs
+from tidegate.txn import output
+from tidegate.txn import text as texts
+from tidegate.txn import transactions as txn_client
 
 EXAMPLE = "Example: tidegate txn list -c kafka.properties.security.protocol=SSL"
 

@@ -14,7 +14,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from tests.controlplane.client.test_client_transactions import (
+from tests.txn.test_transactions import (
     HERE,
     THERE,
     StillClock,
@@ -22,8 +22,6 @@ from tests.controlplane.client.test_client_transactions import (
     producer,
     transaction,
 )
-from tidegate.cli import txn_session
-from tidegate.cli.txn import app
 from tidegate.errors import (
     ConfigError,
     KafkaError,
@@ -35,6 +33,8 @@ from tidegate.ids import TransactionalId
 from tidegate.ports.inspection import ClusterTransactions, PartitionEndOffsets, ProducerState
 from tidegate.ports.kafka import TransactionState
 from tidegate.stream_elements import TopicPartition
+from tidegate.txn import session as txn_session
+from tidegate.txn.command import app
 
 DONE = TransactionState.COMPLETE_ABORT
 OURS = TransactionalId("tidegate.order-totals.j1.totals.3.0.1")

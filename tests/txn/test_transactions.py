@@ -13,7 +13,6 @@ import msgspec
 import pytest
 
 from tidegate.commit.diagnosis import MAX_TIMEOUT_MS, AbortOutcome, OpenReason
-from tidegate.controlplane.client import transactions as tool
 from tidegate.errors import RefusedError
 from tidegate.ids import TransactionalId
 from tidegate.ports.inspection import (
@@ -29,6 +28,7 @@ from tidegate.ports.inspection import (
 )
 from tidegate.ports.kafka import TransactionState
 from tidegate.stream_elements import TopicPartition
+from tidegate.txn import transactions as tool
 
 NOW = 10_000_000_000
 HERE, THERE = TopicPartition("orders", 0), TopicPartition("orders", 1)

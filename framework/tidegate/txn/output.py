@@ -12,13 +12,13 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from tidegate.cli import txn_text as texts
 from tidegate.commit.diagnosis import OPEN, JournalStatus, OpenTransaction, PartitionStatus
 from tidegate.commit.transactional_ids import parse_transactional_id
 from tidegate.message_text import counted
 from tidegate.ports.inspection import PartitionEndOffsets, Transaction
 from tidegate.ports.kafka import TransactionState
 from tidegate.stream_elements import TopicPartition
+from tidegate.txn import text as texts
 
 COLUMNS: Final = (
     "TRANSACTIONAL ID",

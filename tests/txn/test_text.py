@@ -12,9 +12,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tidegate.cli import txn_output as output
-from tidegate.cli import txn_text as words
-from tidegate.cli.txn_session import Session, TopicSelector, duration_ms, topic_selector
 from tidegate.commit.diagnosis import (
     AbortOutcome,
     JournalStatus,
@@ -27,6 +24,9 @@ from tidegate.ids import TransactionalId
 from tidegate.ports.inspection import PartitionEndOffsets, ProducerState, Transaction
 from tidegate.ports.kafka import TransactionState
 from tidegate.stream_elements import TopicPartition
+from tidegate.txn import output
+from tidegate.txn import text as words
+from tidegate.txn.session import Session, TopicSelector, duration_ms, topic_selector
 
 NOW = 1_795_288_000_000
 HERE = TopicPartition("orders", 0)

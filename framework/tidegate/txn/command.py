@@ -82,7 +82,7 @@ def list_(
 
     Example: tidegate txn list --kafka localhost:9092 --prefix order-service- --older-than 5min
     """
-    from tidegate.cli.txn_session import Session, duration_ms, topic_selector
+    from tidegate.txn.session import Session, duration_ms, topic_selector
 
     with Session(kafka, config) as session:
         if hanging:
@@ -118,7 +118,7 @@ def show(
 
     Example: tidegate txn show order-service-3 --kafka localhost:9092
     """
-    from tidegate.cli.txn_session import Session
+    from tidegate.txn.session import Session
 
     with Session(kafka, config, storage) as session:
         session.show(transactional_id, as_json=as_json)
@@ -162,9 +162,9 @@ def abort(
 
     Example: tidegate txn abort --topic orders --partition 0 --start-offset 1234
     """
-    from tidegate.cli.txn_session import Session, duration_ms
     from tidegate.errors import ConfigError
     from tidegate.stream_elements import TopicPartition
+    from tidegate.txn.session import Session, duration_ms
 
     with Session(kafka, config, storage) as session:
         if transactional_id is not None and topic is None:
@@ -200,7 +200,7 @@ def why_stuck(
 
     Example: tidegate txn why-stuck orders:3 --kafka localhost:9092
     """
-    from tidegate.cli.txn_session import Session, duration_ms, topic_selector
+    from tidegate.txn.session import Session, duration_ms, topic_selector
 
     with Session(kafka, config) as session:
         complete = session.why_stuck(

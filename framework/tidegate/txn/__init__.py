@@ -1,0 +1,1 @@
+"""A tool for operators of any Kafka cluster: it shows open transactions and aborts one."""
