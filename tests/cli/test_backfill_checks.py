@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from tidegate.backfill.spark import installation, java, session
-from tidegate.cli import backfilling
-from tidegate.cli.backfill_output import BackfillText
+from tidegate.cli.backfill import run as backfilling
+from tidegate.cli.backfill.output import BackfillText
 from tidegate.cli.main import app
 from tidegate.errors import ConfigError, SparkError, TidegateError
 

@@ -10,7 +10,7 @@ import pytest
 
 from tidegate.backfill.driver import WaveCompleted
 from tidegate.backfill.plan import BackfillPlan, PartitionRange
-from tidegate.cli.backfill_output import (
+from tidegate.cli.backfill.output import (
     BackfillJson,
     BackfillText,
     data_size,

@@ -16,8 +16,14 @@ from typing import Any
 import pytest
 
 from tidegate import PipelineError
-from tidegate.cli import cells as module
-from tidegate.cli.cells import check_same, module_text, select, top_level_statements, write_cells
+from tidegate.cli.scripts import cells as module
+from tidegate.cli.scripts.cells import (
+    check_same,
+    module_text,
+    select,
+    top_level_statements,
+    write_cells,
+)
 
 FLOW = """
 class Copies(Pipeline, name="copied-numbers"):

@@ -10,7 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.repository.prose import ROOT
-from tidegate.cli.broker_checks import is_keyless, sink_topic_problems, source_topic_problems
+from tidegate.cli.inspect.broker_checks import (
+    is_keyless,
+    sink_topic_problems,
+    source_topic_problems,
+)
 from tidegate.cli.main import app
 from tidegate.config import Config
 from tidegate.drivers.kafka.topic_settings import TopicSettings

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from tidegate.cli.cluster.session import with_jobmanager
 from tidegate.cli.main import app
-from tidegate.cli.session import with_jobmanager
 from tidegate.drivers.system import SystemDrivers
 from tidegate.errors import ConfigError, RefusedError, RpcError
 from tidegate.ids import JobName, SlotId, TaskManagerId

@@ -16,11 +16,11 @@ import pytest
 
 from tidegate import Avro, Json, Raw, Utf8
 from tidegate.api.formats import Format
-from tidegate.cli.dev_broker import dev_broker
-from tidegate.cli.dev_output import StatusLines
-from tidegate.cli.find_pipeline import find_pipeline
-from tidegate.cli.record_text import auto_key, auto_value, data_text
-from tidegate.cli.record_viewer import (
+from tidegate.cli.kafka.record_text import auto_key, auto_value, data_text
+from tidegate.cli.project.broker import dev_broker
+from tidegate.cli.project.find_pipeline import find_pipeline
+from tidegate.cli.project.output import StatusLines
+from tidegate.cli.project.record_viewer import (
     SHOWN_PER_SECOND,
     WIDTH,
     Sampler,

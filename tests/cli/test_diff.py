@@ -17,9 +17,9 @@ from tests.checkpoint.test_restore import checkpoint, plan
 from tidegate import build
 from tidegate.checkpoint.restore import refusals
 from tidegate.checkpoint.state_metadata import SourceMetadata, StateMetadata, StepMetadata
-from tidegate.cli.code_changes import Change, code_changes, type_text
-from tidegate.cli.comparing import RULES
-from tidegate.cli.diff_output import Comparison, Loss, comparison_json, comparison_text
+from tidegate.cli.inspect.code_changes import Change, code_changes, type_text
+from tidegate.cli.inspect.diff import RULES
+from tidegate.cli.inspect.diff_output import Comparison, Loss, comparison_json, comparison_text
 from tidegate.ids import Uid
 
 LONG, TEXT = '{"type":"long"}', '{"type":"string"}'

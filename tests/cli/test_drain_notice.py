@@ -10,8 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from pipelines.hourly_revenue import HourlyRevenue
-from tidegate.cli import local_run, script_run, session
+from tidegate.cli.cluster import session
 from tidegate.cli.main import app
+from tidegate.cli.run import local_run
+from tidegate.cli.scripts import script_run
 from tidegate.controlplane.client.preflight import RunOptions
 from tidegate.ids import JobName
 from tidegate.protocol.job_state import JobState
@@ -120,7 +122,7 @@ def test_commands_tell_a_choice_from_none(
 
     monkeypatch.setattr(local_run, "execute", take)
     monkeypatch.setattr(session, "submit_job", take)
-    monkeypatch.setattr("tidegate.cli.run.prestarted", lambda *_, **__: None)
+    monkeypatch.setattr("tidegate.cli.run.command.prestarted", lambda *_, **__: None)
     for command in ("run", "submit"):
         found = CliRunner().invoke(app, [command, "x.py", "--bounded", *words])
         assert found.exit_code == 0, found.output

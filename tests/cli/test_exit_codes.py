@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidegate.cli.local_run import finished_code
+from tidegate.cli.run.local_run import finished_code
 from tidegate.controlplane.jobmaster.events import StopEnd
 from tidegate.ids import JobName
 from tidegate.protocol.job_state import JobState

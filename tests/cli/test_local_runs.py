@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from tidegate.cli import local_runs
-from tidegate.cli.local_runs import RUNS, RunSocket, find_local_runs, stop_local_run
-from tidegate.cli.session import show_job
-from tidegate.cli.stopping import RunStop, StopRequest
+from tidegate.cli.cluster.session import show_job
+from tidegate.cli.run import control_socket as local_runs
+from tidegate.cli.run.control_socket import RUNS, RunSocket, find_local_runs, stop_local_run
+from tidegate.cli.run.stopping import RunStop, StopRequest
 from tidegate.controlplane.client.client import Client
 from tidegate.errors import RefusedError, RpcError
 from tidegate.ids import JobName

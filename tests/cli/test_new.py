@@ -14,9 +14,9 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.repository.prose import ROOT, complaints
-from tidegate.cli.kafka import DEFAULT_VERSION
+from tidegate.cli.kafka.commands import DEFAULT_VERSION
 from tidegate.cli.main import app
-from tidegate.cli.new import FILES, NAME_LENGTH_MAX, TEMPLATES
+from tidegate.cli.project.new import FILES, NAME_LENGTH_MAX, TEMPLATES
 from tidegate.errors import RefusedError
 
 LONG = "a" * NAME_LENGTH_MAX
@@ -73,7 +73,7 @@ def test_every_template_is_used_and_is_in_the_wheel(tmp_path: Path) -> None:
     )
     (wheel,) = tmp_path.glob("*.whl")
     packed = zipfile.ZipFile(wheel).namelist()
-    assert {f"tidegate/cli/project_template/{name}" for name in FILES.values()} <= set(packed)
+    assert {f"tidegate/cli/project/template/{name}" for name in FILES.values()} <= set(packed)
 
 
 def test_command_prints_what_it_made_and_the_next_two_commands(

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.cli import record_text as text
+from tidegate.cli.kafka import record_text as text
 from tidegate.errors import ConfigError
 
 SCHEMA = {"type": "record", "name": "Order", "fields": [{"name": "amount", "type": "long"}]}

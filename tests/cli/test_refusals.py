@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tidegate.cli import local_run, session, sim
-from tidegate.cli.local_run import with_enough_slots
+from tidegate.cli import sim
+from tidegate.cli.cluster import session
 from tidegate.cli.main import app, main
+from tidegate.cli.run import local_run
+from tidegate.cli.run.local_run import with_enough_slots
 from tidegate.config_load import load
 from tidegate.controlplane.client.client import Client
 from tidegate.drivers.kafka.embedded import EmbeddedKafka

@@ -16,9 +16,9 @@ import msgspec
 import pytest
 
 from tidegate import Json, KafkaSink, KafkaSource, Param, Pipeline, PipelineError, build
-from tidegate.cli import script_run
-from tidegate.cli.script_run import reference_of
-from tidegate.cli.stopping import SecondInterruptError
+from tidegate.cli.run.stopping import SecondInterruptError
+from tidegate.cli.scripts import script_run
+from tidegate.cli.scripts.script_run import reference_of
 from tidegate.controlplane.client.preflight import RunOptions
 from tidegate.errors import ConfigError, ExternalError, UserCodeError
 from tidegate.ids import JobName
@@ -246,7 +246,7 @@ def test_class_of_an_installed_package_keeps_its_module(
 
 
 def test_run_imports_no_simulator_and_no_tool_of_developers() -> None:
-    script = "import sys, tidegate.cli.script_run, tidegate.bootstrap; print(*sys.modules)"
+    script = "import sys, tidegate.cli.scripts.script_run, tidegate.bootstrap; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", script], check=True, capture_output=True, text=True
     )

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from tidegate.cli import stopping
-from tidegate.cli.stopping import (
+from tidegate.cli.run import stopping
+from tidegate.cli.run.stopping import (
     RunStop,
     SecondInterruptError,
     StoppedBeforeStartError,

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, cast
 import pytest
 from typer.testing import CliRunner
 
-from tidegate.cli.create_topics import partitions_of
+from tidegate.cli.kafka.produce import _Fixed, _numbered, _Record
+from tidegate.cli.kafka.topic_reader import _chosen, _positions, _time_ms
 from tidegate.cli.main import app
-from tidegate.cli.produce import _Fixed, _numbered, _Record
-from tidegate.cli.reading import _chosen, _positions, _time_ms
+from tidegate.cli.run.create_topics import partitions_of
 from tidegate.errors import ConfigError, RefusedError
 from tidegate.stream_elements import TopicPartition
 

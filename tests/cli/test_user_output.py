@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.cli.user_output import UserOutput
+from tidegate.cli.run.user_output import UserOutput
 from tidegate.drivers.process.rotating_output import rotating_text
 
 

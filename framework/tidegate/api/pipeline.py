@@ -282,7 +282,7 @@ class Pipeline:
             KeyboardInterrupt: At the second Ctrl-C.
         """
         # The runner is above this package, so it is named by text, as the mains of processes are.
-        runner = importlib.import_module("tidegate.cli.script_run")
+        runner = importlib.import_module("tidegate.cli.scripts.script_run")
         result: RunResult = runner.run_pipeline(
             type(self),
             {key: self.params[key].to_text(value) for key, value in self._given.items()},

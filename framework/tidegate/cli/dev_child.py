@@ -14,7 +14,7 @@ import sys
 import threading
 from typing import Final
 
-from tidegate.cli.dev_processes import RECORDS
+from tidegate.cli.project.processes import RECORDS
 from tidegate.terminal.interrupt import ExitOnInterrupt
 
 SECOND_INTERRUPT_S: Final = 0.5
@@ -29,7 +29,7 @@ def main(scratch: str, command: str, *words: str) -> None:
     """Run a command as a child. `scratch` is the folder to remove if the parent dies, or empty."""
     if command == RECORDS:
         with ExitOnInterrupt():
-            from tidegate.cli.record_viewer import show_records
+            from tidegate.cli.project.record_viewer import show_records
             from tidegate.drivers.process.parent_watch import exit_with_parent
 
         exit_with_parent()

@@ -16,18 +16,19 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from tidegate.cli import cluster, kafka
-from tidegate.cli.backfill import backfill
-from tidegate.cli.check import check
-from tidegate.cli.checkpoints import checkpoints
+from tidegate.cli.backfill.command import backfill
+from tidegate.cli.cluster import commands as cluster
+from tidegate.cli.cluster.checkpoints import checkpoints
 from tidegate.cli.completion import PROGRAM, completion, enable_completion
-from tidegate.cli.create_topics import RunCommand
-from tidegate.cli.dev import dev
-from tidegate.cli.diff import diff
-from tidegate.cli.graph import graph
-from tidegate.cli.new import new
-from tidegate.cli.run import run
-from tidegate.cli.show import config
+from tidegate.cli.inspect.check_command import check
+from tidegate.cli.inspect.config_command import config
+from tidegate.cli.inspect.diff_command import diff
+from tidegate.cli.inspect.graph_command import graph
+from tidegate.cli.kafka import commands as kafka
+from tidegate.cli.project.dev import dev
+from tidegate.cli.project.new import new
+from tidegate.cli.run.command import run
+from tidegate.cli.run.create_topics import RunCommand
 from tidegate.cli.sim import sim
 from tidegate.drivers.process.user_forks import watch_forks
 from tidegate.drivers.process.user_signals import guard_handlers

@@ -543,7 +543,7 @@ class _User:
             self._process.kill()
 
     def main(self) -> int:
-        """Submit the job and wait for it, as `cli/local_run.py` does."""
+        """Submit the job and wait for it, as `cli/run/local_run.py` does."""
         run, config = self._run, self._run.config(self._job_run)
         submission = run.submission(self._job_run, config, self._cluster_name)
         with contextlib.ExitStack() as ending:

@@ -13,8 +13,8 @@ from typing import Any
 from integration.faults.kill_matrix.switchboard import ADDRESS, ProxiedRpc
 from integration.faults.kill_points.command import MAINS
 from tidegate.bootstrap import local_cluster
-from tidegate.cli import local_run
 from tidegate.cli.main import main
+from tidegate.cli.run import local_run
 from tidegate.controlplane.client.local import LocalCluster
 
 

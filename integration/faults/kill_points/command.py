@@ -14,8 +14,8 @@ from functools import partial, wraps
 from typing import Any
 
 from tidegate.bootstrap import local_cluster
-from tidegate.cli import local_run
 from tidegate.cli.main import main
+from tidegate.cli.run import local_run
 from tidegate.controlplane.client.client import Client
 
 MAINS = "TIDEGATE_TEST_MAINS"

@@ -1,0 +1,1 @@
+"""`tidegate backfill`: the arguments, the work and the output of the command."""

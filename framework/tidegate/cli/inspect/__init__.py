@@ -1,0 +1,1 @@
+"""Commands that show a pipeline and change nothing: check, graph, diff and config."""

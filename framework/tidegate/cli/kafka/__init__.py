@@ -1,0 +1,1 @@
+"""`tidegate kafka`: a broker for development, topics, and records by hand."""

@@ -1,0 +1,1 @@
+"""`tidegate run`: prepares, starts, watches and stops a run on this machine."""

@@ -1,0 +1,1 @@
+"""`Pipeline.run`: runs a pipeline of a script or of a notebook."""
