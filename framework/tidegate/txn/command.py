@@ -2,7 +2,7 @@
 hold readers back, and how to end one.
 
 The commands work with any Kafka cluster (3.0 or later). For the ids of tidegate's jobs they say
-more than for others. Each command parses its arguments, and `txn_session` asks the brokers and
+more than for others. Each command parses its arguments, and `session` asks the brokers and
 prints. Only `abort` changes anything, and it asks for confirmation first.
 """
 

@@ -1,6 +1,6 @@
 """The texts of `tidegate txn`: they describe the findings, and say what to do about them.
 
-All functions are pure: facts in, text out. `txn_output.py` makes the tables and the JSON.
+All functions are pure: facts in, text out. `output.py` makes the tables and the JSON.
 """
 
 from __future__ import annotations

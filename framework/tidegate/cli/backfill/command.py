@@ -2,7 +2,7 @@
 
 The command prints its plan, then runs one wave after the other. It ends when the sources have
 reached the end offsets that were chosen when the backfill began. After a crash, the same command
-continues the backfill. This module only parses the arguments. `backfilling` and the package
+continues the backfill. This module only parses the arguments. `run` and the package
 `backfill` do the work.
 """
 

@@ -1,6 +1,6 @@
 """`tidegate kafka read`: prints the records of a topic.
 
-This module parses. `reading` asks Kafka and prints, and `record_text` says how a record looks.
+This module parses. `topic_reader` asks Kafka and prints, and `record_text` says how a record looks.
 """
 
 from __future__ import annotations
