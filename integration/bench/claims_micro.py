@@ -31,8 +31,8 @@ from integration.support.backfills import BackfillJob, in_process_host
 from tidegate.backfill.driver import Backfill, WaveCompleted
 from tidegate.backfill.executor import InProcessExecutor
 from tidegate.commit.transactional_ids import job_prefix, parse_transactional_id
-from tidegate.controlplane.jobmaster.job_journal import JobJournal
-from tidegate.controlplane.jobmaster.recovered_job import RecoveredJob
+from tidegate.controlplane.journal.job_journal import JobJournal
+from tidegate.controlplane.journal.recovered_job import RecoveredJob
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 from tidegate.drivers.kafka.transactions import KafkaTransactionAdmin
 from tidegate.drivers.system import SystemDrivers

@@ -35,7 +35,7 @@ from tidegate.backfill.spark.executor import SparkExecutor
 from tidegate.backfill.spark.session import BackfillSession, start_session
 from tidegate.backfill.spark.stream import make_wave_loop
 from tidegate.bootstrap import WAVE_TASK
-from tidegate.controlplane.jobmaster.job_journal import JobJournal
+from tidegate.controlplane.journal.job_journal import JobJournal
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 
 PARALLELISM = 2

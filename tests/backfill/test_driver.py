@@ -25,9 +25,9 @@ from tidegate.controlplane.client.preflight import (
     load_for_submit,
     make_submission,
 )
-from tidegate.controlplane.jobmaster.effect_runner import ProcedureStopped
-from tidegate.controlplane.jobmaster.job_journal import JobJournal
-from tidegate.controlplane.jobmaster.recovered_job import RecoveredJob
+from tidegate.controlplane.journal.effect_runner import ProcedureStopped
+from tidegate.controlplane.journal.job_journal import JobJournal
+from tidegate.controlplane.journal.recovered_job import RecoveredJob
 from tidegate.drivers.system import SystemDrivers
 from tidegate.errors import (
     BadRecordError,

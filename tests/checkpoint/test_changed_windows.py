@@ -30,7 +30,7 @@ from tidegate.api.evolution import same_key_type, state_conflict
 from tidegate.checkpoint.state_changes import SchemaRules, step_refusals
 from tidegate.checkpoint.state_metadata import StateMetadata
 from tidegate.config import Config
-from tidegate.controlplane.jobmaster.job_plan import state_metadata
+from tidegate.controlplane.journal.job_plan import state_metadata
 from tidegate.errors import RefusedError
 from tidegate.graph.plan import plan
 from tidegate.protocol.subtask_snapshot import KEY_TYPE

@@ -16,7 +16,7 @@ from tidegate.checkpoint.state_metadata import StateMetadata
 from tidegate.cli.main import app
 from tidegate.commit.journal.entries import Claim, Closed, encode_entry, entry_path
 from tidegate.commit.journal.state import JournalState, PublicationRef
-from tidegate.controlplane.jobmaster import effect_runner
+from tidegate.controlplane.journal import effect_runner
 from tidegate.drivers.storage import open_store
 from tidegate.errors import RefusedError
 from tidegate.ids import (

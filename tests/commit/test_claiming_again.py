@@ -9,7 +9,7 @@ import pytest
 
 from tidegate.commit.claim import claim
 from tidegate.commit.journal.claimed import ClaimedJournal
-from tidegate.controlplane.jobmaster.effect_runner import EffectRunner
+from tidegate.controlplane.journal.effect_runner import EffectRunner
 from tidegate.drivers.clock import SystemClock
 from tidegate.drivers.entropy import SystemEntropy
 from tidegate.drivers.storage.local import LocalStore

@@ -18,7 +18,7 @@ from tidegate.api.state import ValueState
 from tidegate.api.streams import Stream
 from tidegate.backfill.refusals import refuse_unknown_steps
 from tidegate.config import Config
-from tidegate.controlplane.jobmaster.job_plan import state_metadata
+from tidegate.controlplane.journal.job_plan import state_metadata
 from tidegate.dataplane.operators.event_time import ForwardsTime
 from tidegate.dataplane.operators.keyed import KeyedOperator
 from tidegate.dataplane.operators.registry import OPERATORS, ChainBuilder, OperatorEntry

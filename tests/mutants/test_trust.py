@@ -11,7 +11,7 @@ import pytest
 
 from tests.commit import test_lost_tail as tail_tests
 from tests.commit import test_other_cluster as cluster_tests
-from tests.controlplane.jobmaster import test_journal_worker as journal_tests
+from tests.controlplane.journal import test_journal_worker as journal_tests
 from tests.dataplane import test_shared_view as view_tests
 from tests.mutants.finders import once, quiet, simulator_where
 from tests.mutants.planting import Detector, Edit, Mutant, assert_found, mutant_params
@@ -20,9 +20,9 @@ from tidegate.commit.claim import _refuse, _refuse_used_name
 from tidegate.commit.cluster_check import refuse_manifest, refuse_other_cluster
 from tidegate.commit.fencing import fence_older_attempts
 from tidegate.commit.lost_tail import find_lost_tail
-from tidegate.controlplane.jobmaster.job_storage import JobStorage
 from tidegate.controlplane.jobmaster.machine import JobMachine
 from tidegate.controlplane.jobmaster.storage_watch import StorageWatch
+from tidegate.controlplane.journal.job_storage import JobStorage
 from tidegate.dataplane.shared_view import _check_storage, check_view
 from tidegate.sim import mishaps, swaps
 

@@ -38,11 +38,11 @@ from tidegate.checkpoint.run_check import check_runs
 from tidegate.checkpoint.wave_cuts import cut_wave, limit_by_time, offsets_left
 from tidegate.commit.timeouts import wave_timeout_ms
 from tidegate.config import Config
-from tidegate.controlplane.jobmaster.effect_runner import ProcedureStopped
-from tidegate.controlplane.jobmaster.job_journal import JobJournal
-from tidegate.controlplane.jobmaster.job_plan import JobPlan, plan_job
-from tidegate.controlplane.jobmaster.recovered_job import RecoveredJob
 from tidegate.controlplane.jobmaster.restarts import restart_strategy
+from tidegate.controlplane.journal.effect_runner import ProcedureStopped
+from tidegate.controlplane.journal.job_journal import JobJournal
+from tidegate.controlplane.journal.job_plan import JobPlan, plan_job
+from tidegate.controlplane.journal.recovered_job import RecoveredJob
 from tidegate.errors import (
     Domain,
     FencedError,

@@ -27,8 +27,8 @@ from tidegate.commit.journal.state import JournalState
 from tidegate.commit.publish import load_manifest
 from tidegate.commit.timeouts import wave_timeout_ms
 from tidegate.config import Config
-from tidegate.controlplane.jobmaster.effect_runner import run_read_only
-from tidegate.controlplane.jobmaster.split_enumeration import (
+from tidegate.controlplane.journal.effect_runner import run_read_only
+from tidegate.controlplane.journal.split_enumeration import (
     enumerate_partitions,
     with_chosen_ends,
 )

@@ -12,7 +12,7 @@ this order:
 - `close`, at the end of the job.
 
 The same `ClaimedJournal` goes through all of them. The JobMaster runs them in worker threads, with
-`controlplane/jobmaster/effect_runner.py`. `decisions.py` holds the decision table of the protocol.
+`controlplane/journal/effect_runner.py`. `decisions.py` holds the decision table of the protocol.
 The package `checkpoint` does not import this one, because a checkpoint is complete before
 its commit begins.
 """

@@ -1,7 +1,7 @@
 """The effect requests that the procedures yield, and how a procedure waits for their results.
 
 A procedure is a generator that yields effects and receives their results. It does nothing itself.
-So the same code runs with real drivers (`controlplane/jobmaster/effect_runner.py`), and in tests
+So the same code runs with real drivers (`controlplane/journal/effect_runner.py`), and in tests
 under a scheduler that interleaves two JobMasters step by step. The runner throws the error of a
 failed effect into the generator, as a class of `tidegate.errors`: TransactionSystemError
 (KafkaError, KafkaUnavailableError), StorageError.

@@ -45,7 +45,7 @@ were read and sent before it.
 LIMITS: Final[Mapping[str, tuple[int, ...]]] = {
     "tidegate.dataplane.channels.record_writer.MAX_ENCODED_BATCHES": (1, 3),
     "tidegate.dataplane.sinks.kafka.BUFFERED_RECORDS_MAX": (1, 4, 16),
-    "tidegate.controlplane.jobmaster.job_plan.SPARE_IDS_MAX": (1, 2, 3),
+    "tidegate.controlplane.journal.job_plan.SPARE_IDS_MAX": (1, 2, 3),
     "tidegate.dataplane.state.pending_rows.ROWS": (1, 3),
 }
 """Small values of limits. Each limit has one of them in half of the loaded runs, and else the value

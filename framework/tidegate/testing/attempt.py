@@ -29,7 +29,7 @@ from tidegate.api.pipeline import build
 from tidegate.checkpoint.manifest import Manifest, decode_manifest, encode_manifest, manifest_path
 from tidegate.checkpoint.partition_offsets import PartitionOffsets
 from tidegate.checkpoint.restore import RestorePlan, restore, slot_of_split
-from tidegate.controlplane.jobmaster.job_plan import state_metadata
+from tidegate.controlplane.journal.job_plan import state_metadata
 from tidegate.dataplane.channels.slot_channels import SlotChannels
 from tidegate.dataplane.engine import Engine
 from tidegate.dataplane.source_task import SourceTask

@@ -27,7 +27,7 @@ from tidegate.commit.journal.state import JournalState
 from tidegate.commit.transactional_ids import parse_transactional_id
 from tidegate.config import DurationMs
 from tidegate.config_load import load
-from tidegate.controlplane.jobmaster.effect_runner import run_read_only
+from tidegate.controlplane.journal.effect_runner import run_read_only
 from tidegate.drivers.clock import SystemClock
 from tidegate.drivers.kafka.inspection import KafkaTransactionInspector
 from tidegate.drivers.storage import open_store

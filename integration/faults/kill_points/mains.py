@@ -33,8 +33,9 @@ from tidegate.commit.transactional_ids import parse_claim_id
 from tidegate.config import Config
 from tidegate.controlplane.jobmanager import backoff
 from tidegate.controlplane.jobmanager.service import run_jobmanager as run_real_jobmanager
-from tidegate.controlplane.jobmaster import job_journal, service
+from tidegate.controlplane.jobmaster import service
 from tidegate.controlplane.jobmaster.process import run_jobmaster as run_real_jobmaster
+from tidegate.controlplane.journal import job_journal
 from tidegate.controlplane.taskmanager.service import run_taskmanager as run_real_taskmanager
 from tidegate.drivers.endpoint import Endpoint
 from tidegate.drivers.system import SystemDrivers

@@ -15,9 +15,9 @@ from tests.controlplane.jobmanager.dispatching import submission
 from tests.controlplane.jobmanager.test_job_store import Blobs
 from tidegate.api.archive import digest_of
 from tidegate.config import Config
-from tidegate.controlplane.jobmaster.effect_runner import run_to_end
-from tidegate.controlplane.jobmaster.job_plan import installed_code
-from tidegate.controlplane.jobmaster.job_storage import JobStorage
+from tidegate.controlplane.journal.effect_runner import run_to_end
+from tidegate.controlplane.journal.job_plan import installed_code
+from tidegate.controlplane.journal.job_storage import JobStorage
 from tidegate.drivers.clock import SystemClock
 from tidegate.errors import (
     CorruptCheckpointError,

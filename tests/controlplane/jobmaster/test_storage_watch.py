@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from tidegate.controlplane.jobmaster.storage_calls import StorageCalls
 from tidegate.controlplane.jobmaster.storage_watch import SLOW_S, StorageWatch
+from tidegate.controlplane.journal.storage_calls import StorageCalls
 from tidegate.drivers.threads import SystemThreads
 from tidegate.errors import StorageError, StorageGoneError
 

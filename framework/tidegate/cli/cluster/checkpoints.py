@@ -37,7 +37,7 @@ def checkpoints(job: o.JobArgument, settings: o.Settings = None, as_json: o.AsJs
     """
     from tidegate.commit.journal.reading import read_journal
     from tidegate.config_load import load
-    from tidegate.controlplane.jobmaster.effect_runner import run_read_only
+    from tidegate.controlplane.journal.effect_runner import run_read_only
     from tidegate.drivers.system import SystemDrivers
     from tidegate.errors import RefusedError
     from tidegate.storage_location import locate

@@ -1,7 +1,7 @@
 """The work of the session cluster's client commands, after their arguments are parsed.
 
-It is separate from `commands.py`, so that help does not import what this module needs. Results go to
-stdout, in JSON for scripts. Everything else goes to stderr.
+It is separate from `commands.py`, so that help does not import what this module needs. Results go
+to stdout, in JSON for scripts. Everything else goes to stderr.
 """
 
 from __future__ import annotations

@@ -35,9 +35,9 @@ from tidegate.controlplane.client.preflight import (
     job_name,
     load_for_submit,
 )
-from tidegate.controlplane.jobmaster.effect_runner import run_read_only
-from tidegate.controlplane.jobmaster.job_plan import state_metadata
-from tidegate.controlplane.jobmaster.split_enumeration import enumerate_partitions, source_topics
+from tidegate.controlplane.journal.effect_runner import run_read_only
+from tidegate.controlplane.journal.job_plan import state_metadata
+from tidegate.controlplane.journal.split_enumeration import enumerate_partitions, source_topics
 from tidegate.drivers.system import SystemDrivers
 from tidegate.errors import RefusedError, SourceChangedError
 from tidegate.graph.plan import plan

@@ -26,29 +26,29 @@ from tidegate.config import Config
 from tidegate.controlplane.jobmaster import events as e
 from tidegate.controlplane.jobmaster.attempt import AttemptCallbacks, LiveAttempt
 from tidegate.controlplane.jobmaster.delays import DelayMonitor
-from tidegate.controlplane.jobmaster.effect_runner import ProcedureStopped
 from tidegate.controlplane.jobmaster.hanging_calls import (
     HELD_UP_S,
     StopGrace,
     named_cause,
     stop_note,
 )
-from tidegate.controlplane.jobmaster.job_plan import JobPlan, try_plan
 from tidegate.controlplane.jobmaster.job_reporter import JobReporter
 from tidegate.controlplane.jobmaster.jobmanager_gateway import (
     DRAIN_S,
     DRAIN_WITHOUT_STORAGE_S,
     JobManagerGateway,
 )
-from tidegate.controlplane.jobmaster.journal_worker import JournalWorker, PublicationOutcome
 from tidegate.controlplane.jobmaster.machine import JobMachine
-from tidegate.controlplane.jobmaster.recovered_job import RecoveredJob
 from tidegate.controlplane.jobmaster.restarts import StartFailures, restart_strategy
 from tidegate.controlplane.jobmaster.slot_gateway import SlotGateway
 from tidegate.controlplane.jobmaster.slot_requests import SlotRequests
 from tidegate.controlplane.jobmaster.slot_shutdown import CLOSE_S_MIN, SlotShutdown
 from tidegate.controlplane.jobmaster.storage_watch import StorageWatch
 from tidegate.controlplane.jobmaster.waiting import waits_for
+from tidegate.controlplane.journal.effect_runner import ProcedureStopped
+from tidegate.controlplane.journal.job_plan import JobPlan, try_plan
+from tidegate.controlplane.journal.journal_worker import JournalWorker, PublicationOutcome
+from tidegate.controlplane.journal.recovered_job import RecoveredJob
 from tidegate.controlplane.loop import EventLoop
 from tidegate.errors import ExternalError, InternalError, StorageError, TidegateError
 from tidegate.ids import Attempt, SlotId

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Final
 
 from tidegate.controlplane.jobmaster.events import STORAGE_HANGS
-from tidegate.controlplane.jobmaster.job_storage import JobStorage
+from tidegate.controlplane.journal.job_storage import JobStorage
 from tidegate.errors import StorageError, StorageGoneError
 from tidegate.ports.drivers import Drivers
 

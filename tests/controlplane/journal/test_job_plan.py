@@ -18,7 +18,7 @@ from tidegate import (
 from tidegate.api.sink import Guarantee
 from tidegate.api.windows import TZ_DATABASE, Assigner
 from tidegate.config import CheckpointSettings, Config
-from tidegate.controlplane.jobmaster.job_plan import (
+from tidegate.controlplane.journal.job_plan import (
     opens_transactions,
     state_metadata,
     transactional_ids_per_subtask,

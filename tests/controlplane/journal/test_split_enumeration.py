@@ -11,7 +11,7 @@ import pytest
 from tidegate import Json, KafkaSink, KafkaSource, Pipeline, build
 from tidegate.checkpoint.partition_offsets import PartitionOffsets
 from tidegate.config import Config
-from tidegate.controlplane.jobmaster.split_enumeration import enumerate_partitions
+from tidegate.controlplane.journal.split_enumeration import enumerate_partitions
 from tidegate.errors import RefusedError
 from tidegate.ids import JobName
 

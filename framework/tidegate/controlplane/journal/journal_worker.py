@@ -17,13 +17,13 @@ from pathlib import Path
 
 from tidegate.checkpoint.coordinator_events import PublishCheckpoint
 from tidegate.config import Config
-from tidegate.controlplane.jobmaster.effect_runner import ignore_retry
-from tidegate.controlplane.jobmaster.job_journal import JobJournal
-from tidegate.controlplane.jobmaster.job_plan import (
+from tidegate.controlplane.journal.effect_runner import ignore_retry
+from tidegate.controlplane.journal.job_journal import JobJournal
+from tidegate.controlplane.journal.job_plan import (
     JobPlan,
 )
-from tidegate.controlplane.jobmaster.job_storage import JobStorage
-from tidegate.controlplane.jobmaster.recovered_job import RecoveredJob
+from tidegate.controlplane.journal.job_storage import JobStorage
+from tidegate.controlplane.journal.recovered_job import RecoveredJob
 from tidegate.errors import (
     InternalError,
     OutcomeUnknownError,

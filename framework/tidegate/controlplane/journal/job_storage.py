@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Final
 
 from tidegate.config import CheckpointSettings, Config
-from tidegate.controlplane.jobmaster.effect_runner import ProcedureStopped
-from tidegate.controlplane.jobmaster.job_plan import installed_code
-from tidegate.controlplane.jobmaster.storage_calls import StorageCalls
+from tidegate.controlplane.journal.effect_runner import ProcedureStopped
+from tidegate.controlplane.journal.job_plan import installed_code
+from tidegate.controlplane.journal.storage_calls import StorageCalls
 from tidegate.errors import StorageGoneError, TidegateError, from_foreign
 from tidegate.ports.blobs import BlobStore
 from tidegate.ports.drivers import Drivers

@@ -19,8 +19,8 @@ from tests.dataplane.folder_sink import (
 from tidegate import build
 from tidegate.commit import effects
 from tidegate.commit.decisions import is_as_prepared, is_complete
-from tidegate.controlplane.jobmaster.effect_runner import EffectRunner
-from tidegate.controlplane.jobmaster.sink_coordinators import SinkCoordinators, sinks_by_system
+from tidegate.controlplane.journal.effect_runner import EffectRunner
+from tidegate.controlplane.journal.sink_coordinators import SinkCoordinators, sinks_by_system
 from tidegate.drivers.storage import open_store
 from tidegate.drivers.threads import SystemThreads
 from tidegate.drivers.transaction_coordinators import make_transaction_coordinator

@@ -7,10 +7,10 @@ from typing import Any, cast
 
 from tests.controlplane.jobmaster.shell import JOB, Shell
 from tidegate.commit.effects import ReadObject
-from tidegate.controlplane.jobmaster.effect_runner import EffectRunner
 from tidegate.controlplane.jobmaster.events import STORAGE_HANGS
-from tidegate.controlplane.jobmaster.storage_calls import StorageCalls
 from tidegate.controlplane.jobmaster.storage_watch import StorageWatch
+from tidegate.controlplane.journal.effect_runner import EffectRunner
+from tidegate.controlplane.journal.storage_calls import StorageCalls
 from tidegate.drivers.threads import SystemThreads
 from tidegate.ids import Attempt
 from tidegate.protocol.job_state import JobState

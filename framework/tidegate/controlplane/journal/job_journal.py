@@ -36,18 +36,18 @@ from tidegate.commit.settle import settle
 from tidegate.commit.timeouts import required_transaction_timeout_ms
 from tidegate.commit.truncation import truncate
 from tidegate.config import Config
-from tidegate.controlplane.jobmaster.effect_runner import EffectRunner, ignore_retry, run_to_end
-from tidegate.controlplane.jobmaster.job_plan import (
+from tidegate.controlplane.journal.effect_runner import EffectRunner, ignore_retry, run_to_end
+from tidegate.controlplane.journal.job_plan import (
     JobPlan,
     opens_transactions,
     producer_pool_size,
     transactional_ids_per_subtask,
 )
-from tidegate.controlplane.jobmaster.job_storage import JobStorage
-from tidegate.controlplane.jobmaster.recovered_job import RecoveredJob
-from tidegate.controlplane.jobmaster.restore_resolver import RestoreResolver
-from tidegate.controlplane.jobmaster.sink_coordinators import SinkCoordinators
-from tidegate.controlplane.jobmaster.split_enumeration import group_commits
+from tidegate.controlplane.journal.job_storage import JobStorage
+from tidegate.controlplane.journal.recovered_job import RecoveredJob
+from tidegate.controlplane.journal.restore_resolver import RestoreResolver
+from tidegate.controlplane.journal.sink_coordinators import SinkCoordinators
+from tidegate.controlplane.journal.split_enumeration import group_commits
 from tidegate.errors import (
     ClusterMismatchError,
     InternalError,

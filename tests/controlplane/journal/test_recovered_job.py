@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.controlplane.jobmanager.dispatching import submission
 from tidegate.checkpoint.restore import RestorePlan
-from tidegate.controlplane.jobmaster.recovered_job import RecoveredJob
+from tidegate.controlplane.journal.recovered_job import RecoveredJob
 from tidegate.ids import Attempt
 
 

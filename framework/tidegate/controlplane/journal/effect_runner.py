@@ -33,8 +33,8 @@ from tidegate.commit.effects import (
     WallClock,
     WriteObject,
 )
-from tidegate.controlplane.jobmaster.sink_coordinators import SinkCoordinators
-from tidegate.controlplane.jobmaster.storage_calls import StorageCalls
+from tidegate.controlplane.journal.sink_coordinators import SinkCoordinators
+from tidegate.controlplane.journal.storage_calls import StorageCalls
 from tidegate.errors import (
     ExternalError,
     InternalError,

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from tests.commit.quiet import manifest
-from tests.controlplane.jobmaster.test_effect_runner import Clock, Log
+from tests.controlplane.journal.test_effect_runner import Clock, Log
 from tidegate.checkpoint.manifest import Manifest
 from tidegate.checkpoint.restore import RestorePlan
 from tidegate.checkpoint.state_metadata import StateMetadata
@@ -28,9 +28,9 @@ from tidegate.commit.journal.reading import read_entry, read_journal
 from tidegate.commit.lost_tail import commit_metadata
 from tidegate.commit.publish import publish
 from tidegate.config import Config
-from tidegate.controlplane.jobmaster import restore_resolver
-from tidegate.controlplane.jobmaster.effect_runner import EffectRunner, ProcedureStopped
-from tidegate.controlplane.jobmaster.journal_worker import JournalWorker
+from tidegate.controlplane.journal import restore_resolver
+from tidegate.controlplane.journal.effect_runner import EffectRunner, ProcedureStopped
+from tidegate.controlplane.journal.journal_worker import JournalWorker
 from tidegate.drivers.entropy import SystemEntropy
 from tidegate.drivers.storage import open_store
 from tidegate.drivers.threads import SystemThreads

@@ -16,7 +16,7 @@ import pytest
 from tidegate.commit import effects
 from tidegate.commit.claim import claim
 from tidegate.commit.effects import Effect, Procedure
-from tidegate.controlplane.jobmaster.effect_runner import EffectRunner, ProcedureStopped
+from tidegate.controlplane.journal.effect_runner import EffectRunner, ProcedureStopped
 from tidegate.drivers.storage import open_store
 from tidegate.drivers.threads import SystemThreads
 from tidegate.errors import KafkaUnavailableError, RefusedError, StorageError, TidegateError

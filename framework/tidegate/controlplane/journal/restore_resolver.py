@@ -28,9 +28,9 @@ from tidegate.commit.confirmation import RENEW_CLIENT_S, Confirmation
 from tidegate.commit.effects import epoch_end_offsets, topic_ids
 from tidegate.commit.initial_offsets import read_initial_offsets, record_initial_offsets
 from tidegate.config import Config
-from tidegate.controlplane.jobmaster.effect_runner import EffectRunner
-from tidegate.controlplane.jobmaster.job_plan import JobPlan
-from tidegate.controlplane.jobmaster.split_enumeration import (
+from tidegate.controlplane.journal.effect_runner import EffectRunner
+from tidegate.controlplane.journal.job_plan import JobPlan
+from tidegate.controlplane.journal.split_enumeration import (
     enumerate_partitions,
     source_topics,
     with_chosen_ends,

@@ -17,8 +17,8 @@ from tidegate.checkpoint.manifest import Manifest
 from tidegate.checkpoint.state_metadata import SourceMetadata, StateMetadata
 from tidegate.commit.confirmation import CONFIRMATION_S
 from tidegate.config import Config
-from tidegate.controlplane.jobmaster.effect_runner import EffectRunner
-from tidegate.controlplane.jobmaster.restore_resolver import RestoreResolver
+from tidegate.controlplane.journal.effect_runner import EffectRunner
+from tidegate.controlplane.journal.restore_resolver import RestoreResolver
 from tidegate.drivers.storage import open_store
 from tidegate.drivers.threads import SystemThreads
 from tidegate.errors import (
@@ -244,9 +244,7 @@ def test_restore_continues_if_rights_return_within_the_tolerated_outage(
 
     with monkeypatch.context() as patched:
         world.while_asked[100] = patched.undo
-        patched.setattr(
-            "tidegate.controlplane.jobmaster.restore_resolver.enumerate_partitions", deny
-        )
+        patched.setattr("tidegate.controlplane.journal.restore_resolver.enumerate_partitions", deny)
         assert world.offset(checkpoint) == 40
     assert world.heard == [denied] * 100
     assert CONFIRMATION_S < world.waited_s() < OUTAGE_S
@@ -303,9 +301,7 @@ def test_rights_missing_beyond_the_tolerated_outage_fail_the_attempt_and_not_the
     def deny(*_: object, **__: object) -> None:
         raise NotAllowedError("Grant the job's principal the right.")
 
-    monkeypatch.setattr(
-        "tidegate.controlplane.jobmaster.restore_resolver.enumerate_partitions", deny
-    )
+    monkeypatch.setattr("tidegate.controlplane.journal.restore_resolver.enumerate_partitions", deny)
     with pytest.raises(KafkaNotAuthorisedError, match="has repeated this for 180 s") as ended:
         world.restoring.resolve(None)
     assert is_recoverable(ended.value)

@@ -15,7 +15,7 @@ from typing import Any, NoReturn, cast
 import pytest
 
 from tests.commit.quiet import manifest
-from tests.controlplane.jobmaster.test_journal_worker import at_offset, closed, entries, work
+from tests.controlplane.journal.test_journal_worker import at_offset, closed, entries, work
 from tidegate.commit.effects import (
     CreateEntry,
     Effect,
@@ -24,7 +24,7 @@ from tidegate.commit.effects import (
     TopicIds,
     WriteObject,
 )
-from tidegate.controlplane.jobmaster.journal_worker import JournalWorker
+from tidegate.controlplane.journal.journal_worker import JournalWorker
 from tidegate.errors import (
     InternalError,
     KafkaUnavailableError,
@@ -194,7 +194,7 @@ def test_checkpoint_fails_and_the_attempt_goes_on_if_a_transaction_system_does_n
     posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
     made = claimed(posted)
     no_answer = failing(kind("no coordinator"))
-    monkeypatch.setattr("tidegate.controlplane.jobmaster.job_journal.publish", no_answer)
+    monkeypatch.setattr("tidegate.controlplane.journal.job_journal.publish", no_answer)
     assert published(made, posted, "no coordinator") == (["no coordinator"], [])
     assert made.journal.claimed is not None
     assert not made.journal.claimed.last_write_unknown
@@ -236,7 +236,7 @@ def test_operating_system_error_after_the_publication_fails_the_attempt(
 ) -> None:
     posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
     made = claimed(posted)
-    monkeypatch.setattr(f"tidegate.controlplane.jobmaster.job_journal.{step}", failing(DISK_FAILED))
+    monkeypatch.setattr(f"tidegate.controlplane.journal.job_journal.{step}", failing(DISK_FAILED))
     told, errors = published(made, posted, "failed")
     assert told == [*before, "failed"]
     assert isinstance(errors[0], SystemCallError)

@@ -1,0 +1,1 @@
+"""The life of a job as its machine decides it."""
