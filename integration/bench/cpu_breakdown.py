@@ -296,7 +296,7 @@ class BareSlot:
         from tests.drivers.kafka.surroundings import SubtaskHarness
         from tidegate.api.pipeline import build
         from tidegate.config import Config, ConnectorSettings, KafkaSettings
-        from tidegate.dataplane.operators.chain import ChainOutputs, OperatorChain
+        from tidegate.dataplane.chain import ChainOutputs, OperatorChain
         from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
         from tidegate.dataplane.source_task import SourceTask
         from tidegate.dataplane.sources.kafka import KafkaSourceReader

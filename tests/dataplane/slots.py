@@ -16,8 +16,8 @@ from tidegate.api.keys import key_encoder
 from tidegate.api.pipeline import Pipeline, build
 from tidegate.api.step_state import step_state
 from tidegate.api.wire import column_codec
+from tidegate.dataplane.chain import ChainOutputs, OperatorChain
 from tidegate.dataplane.channels.slot_channels import SlotChannels
-from tidegate.dataplane.operators.chain import ChainOutputs, OperatorChain
 from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.sinks.encoding import BatchEncoder
 from tidegate.graph.plan import plan

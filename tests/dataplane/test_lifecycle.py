@@ -14,7 +14,7 @@ from tidegate.api.kafka_sink import KafkaSink
 from tidegate.api.kafka_source import KafkaSource
 from tidegate.api.pipeline import Pipeline, build
 from tidegate.api.state import ValueState
-from tidegate.dataplane.operators.chain import ChainOutputs, OperatorChain
+from tidegate.dataplane.chain import ChainOutputs, OperatorChain
 from tidegate.dataplane.operators.process import ProcessOperator
 from tidegate.dataplane.sink_writer import SinkWriter
 from tidegate.errors import UserCodeError

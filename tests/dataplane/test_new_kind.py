@@ -19,9 +19,9 @@ from tidegate.api.streams import Stream
 from tidegate.backfill.refusals import refuse_unknown_steps
 from tidegate.config import Config
 from tidegate.controlplane.journal.job_plan import state_metadata
+from tidegate.dataplane.operator_registry import OPERATORS, ChainBuilder, OperatorEntry
 from tidegate.dataplane.operators.event_time import ForwardsTime
 from tidegate.dataplane.operators.keyed import KeyedOperator
-from tidegate.dataplane.operators.registry import OPERATORS, ChainBuilder, OperatorEntry
 from tidegate.dataplane.operators.stateless import Emit
 from tidegate.errors import InternalError, RefusedError
 from tidegate.graph.operator_kinds import OPERATOR_KINDS, OperatorKind

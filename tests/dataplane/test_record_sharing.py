@@ -311,7 +311,7 @@ class Untyped(Pipeline, name="untyped"):
 def test_frozen_type_declared_by_the_only_reader_avoids_copies(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tidegate.dataplane.operators.chain.copy_values", refused)
+    monkeypatch.setattr("tidegate.dataplane.chain.copy_values", refused)
     slots = RunningSlots(Untyped, 1)
     slots.push(0, "words", ["a"])
     assert slots.written["out"] == [b'{"number":1,"names":[]}']

@@ -16,10 +16,10 @@ from typing import Any, cast
 import pytest
 
 from tidegate.checkpoint.alignment import Alignment
+from tidegate.dataplane.chain import OperatorChain
 from tidegate.dataplane.channels.input_gate import InputChannel, InputGate
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.input_task import InputTask
-from tidegate.dataplane.operators.chain import OperatorChain
 from tidegate.dataplane.source_task import SourceTask
 from tidegate.dataplane.subtask_context import SubtaskContext
 from tidegate.graph.plan import PlanEdge

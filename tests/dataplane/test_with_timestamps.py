@@ -17,8 +17,8 @@ from tidegate.api.watermarks import (
     Punctuated,
     WatermarkStrategy,
 )
+from tidegate.dataplane.chain import OperatorChain
 from tidegate.dataplane.counters import Counters
-from tidegate.dataplane.operators.chain import OperatorChain
 from tidegate.dataplane.operators.with_timestamps import TimestampsOperator
 from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.source_task import SourceTask

@@ -14,8 +14,8 @@ from tests.mutants.planting import Edit, Mutant, assert_found, mutant_params
 from tests.testing import test_with_timestamps as stamped_tests
 from tests.testing.test_barriers_in_flight import judge as in_flight
 from tidegate.checkpoint.restore import _combined_ms, _resolve_splits
+from tidegate.dataplane import operator_registry as registry
 from tidegate.dataplane.input_task import InputTask
-from tidegate.dataplane.operators import registry
 from tidegate.dataplane.operators.keyed import KeyedOperator
 from tidegate.dataplane.operators.timed import TimedKeyedOperator
 from tidegate.dataplane.operators.with_timestamps import TimestampsOperator

@@ -14,9 +14,9 @@ from tests.mutants.finders import once
 from tests.mutants.planting import Edit, Mutant, assert_found, mutant_params
 from tidegate.api.field_check import FieldCheck
 from tidegate.api.values import ClassCheck
+from tidegate.dataplane.chain import OperatorChain
 from tidegate.dataplane.channels.record_writer import KeyGroupWriter
 from tidegate.dataplane.keying import KeyExtractor, StepKeys
-from tidegate.dataplane.operators.chain import OperatorChain
 from tidegate.dataplane.operators.fan_out import fan_out
 from tidegate.dataplane.operators.images import Images
 from tidegate.dataplane.operators.keyed import KeyedOperator

@@ -23,11 +23,11 @@ from typing import Any, Final, cast
 
 from tests.dataplane.channels.parts import PlainColumn
 from tidegate.checkpoint.alignment import Alignment
+from tidegate.dataplane.chain import OperatorChain
 from tidegate.dataplane.channels.record_writer import RecordWriter
 from tidegate.dataplane.channels.slot_channels import SlotChannels
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.input_task import InputTask
-from tidegate.dataplane.operators.chain import OperatorChain
 from tidegate.dataplane.subtask_context import SubtaskContext
 from tidegate.errors import ExchangeError
 from tidegate.graph.key_groups import key_group, subtask_of

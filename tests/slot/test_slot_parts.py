@@ -20,6 +20,7 @@ from tidegate.api.kafka_sink import KafkaSink
 from tidegate.api.kafka_source import KafkaSource
 from tidegate.api.pipeline import Pipeline, build
 from tidegate.config import Config
+from tidegate.dataplane.chain import ChainOutputs, OperatorChain
 from tidegate.dataplane.channels.input_gate import InputChannel
 from tidegate.dataplane.channels.record_writer import (
     ForwardWriter,
@@ -29,7 +30,6 @@ from tidegate.dataplane.channels.record_writer import (
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.engine import Engine
 from tidegate.dataplane.mailbox import Mailbox
-from tidegate.dataplane.operators.chain import ChainOutputs, OperatorChain
 from tidegate.dataplane.state.local_state_dir import LocalStateDir
 from tidegate.dataplane.task_builder import most_receivers, source_keys_wanted
 from tidegate.drivers.clock import SystemClock

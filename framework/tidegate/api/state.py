@@ -89,7 +89,7 @@ class ValueCell(Cell, Generic[V]):
         self.value = self.saved = new()
 
     # There is no `__getattr__` with a hint, because Python reads every attribute of such a class
-    # three times as slowly. `dataplane/operators/user_errors.py` adds the hint to the error.
+    # three times as slowly. `dataplane/user_errors.py` adds the hint to the error.
 
     def _is_no_value(self, *_: object) -> Never:
         """Refuse an operator on the cell."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from tidegate.dataplane.operators.chain import OperatorChain
+from tidegate.dataplane.chain import OperatorChain
 
 WAIT_S: Final = 1.0
 """The longest wait, in seconds, in which no channel takes a record."""

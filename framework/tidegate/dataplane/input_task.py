@@ -20,7 +20,7 @@ from tidegate.checkpoint.alignment import (
     TakeSnapshot,
     Unblock,
 )
-from tidegate.dataplane.operators.chain import OperatorChain
+from tidegate.dataplane.chain import OperatorChain
 from tidegate.dataplane.subtask import Subtask
 from tidegate.dataplane.subtask_context import SubtaskContext
 from tidegate.dataplane.task_interfaces import CheckpointResponder, Gate

@@ -17,8 +17,8 @@ from typing import Any, Final, cast
 from tidegate.api.keys import key_encoder
 from tidegate.api.values import KeyCheck, article, declared_name, key_check
 from tidegate.dataplane.columns import without
-from tidegate.dataplane.operators.user_errors import result_error, user_code_error
 from tidegate.dataplane.refusals import Refusals
+from tidegate.dataplane.user_errors import result_error, user_code_error
 from tidegate.errors import (
     PipelineError,
     check,

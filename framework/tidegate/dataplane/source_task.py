@@ -14,7 +14,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 
-from tidegate.dataplane.operators.chain import OperatorChain
+from tidegate.dataplane.chain import OperatorChain
 from tidegate.dataplane.sources.emission import WatermarkEmission
 from tidegate.dataplane.sources.watermarks import SourceWatermarks
 from tidegate.dataplane.subtask import Subtask

@@ -13,8 +13,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from tidegate.dataplane.chain import OperatorChain
 from tidegate.dataplane.final_wait import FinalWait
-from tidegate.dataplane.operators.chain import OperatorChain
 from tidegate.dataplane.pending_snapshot import PendingSnapshot
 from tidegate.dataplane.subtask_context import SubtaskContext
 from tidegate.dataplane.task_interfaces import CheckpointResponder

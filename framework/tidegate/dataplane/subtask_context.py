@@ -11,15 +11,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tidegate.config import Config
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.sizes import record_size_limit
-from tidegate.dataplane.state.local_files import LocalStateFiles
 from tidegate.ids import Attempt, JobName, SubtaskId
 from tidegate.ports.blobs import BlobStore
 from tidegate.ports.drivers import Drivers
 from tidegate.ports.kafka import TransactionAdmin
+
+if TYPE_CHECKING:
+    from tidegate.dataplane.state.local_files import LocalStateFiles
 
 Action = Callable[[], None]
 
@@ -55,7 +58,7 @@ class SubtaskContext:
     counters: Counters = field(default_factory=Counters)
     max_message_bytes: Mapping[str, int] = field(default_factory=dict)
     """Limit `max.message.bytes` of each sink topic for which the brokers report one."""
-    earlier: LocalStateFiles = field(default_factory=LocalStateFiles)
+    earlier: LocalStateFiles
     """State files that earlier attempts left on this host."""
     run: str = ""
     """Name of this run of the subtask, if one attempt may run a subtask several times, as Spark

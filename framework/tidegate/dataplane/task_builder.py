@@ -25,12 +25,12 @@ from tidegate.api.step_state import step_state
 from tidegate.api.windows import TZ_DATABASE
 from tidegate.checkpoint.alignment import Alignment
 from tidegate.config import Config
+from tidegate.dataplane.chain import ChainOutputs, OperatorChain
 from tidegate.dataplane.channels.input_gate import InputGate
 from tidegate.dataplane.channels.record_writer import RecordWriter
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.engine import Engine
 from tidegate.dataplane.input_task import InputTask
-from tidegate.dataplane.operators.chain import ChainOutputs, OperatorChain
 from tidegate.dataplane.operators.keyed import KeyedStateLike
 from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.shared_transaction_admin import SharedTransactionAdmin

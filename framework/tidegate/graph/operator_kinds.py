@@ -2,7 +2,7 @@
 
 The graph, the plan of a job, a backfill and the data plane ask this table. They never compare the
 name of a kind with a string, except for `source` and `sink`, which are the ends of every graph and
-no operators. The code that runs a kind is in the data plane (`dataplane/operators/registry.py`).
+no operators. The code that runs a kind is in the data plane (`dataplane/operator_registry.py`).
 
 Invariant: every node of a graph has a kind of this table. `StreamGraph.add` refuses another one.
 """

@@ -17,6 +17,7 @@ from tests.dataplane.state.job import JOB, UID, declare, open_store
 from tidegate.api.state import ValueState
 from tidegate.config import Config
 from tidegate.dataplane.state import pending_rows
+from tidegate.dataplane.state.local_files import LocalStateFiles
 from tidegate.dataplane.state.step import SubtaskKeyedState, open_step_state, restored_watermark
 from tidegate.dataplane.subtask_context import SubtaskContext
 from tidegate.drivers.threads import SystemThreads
@@ -65,6 +66,7 @@ class Surroundings:
             post=self.mailbox.append,
             run_io=self.io.append,
             fail=lambda error: None,
+            earlier=LocalStateFiles(),
         )
         states = declare(total=ValueState(int, default=0))
         return open_step_state(context, UID, states, str, snapshots)

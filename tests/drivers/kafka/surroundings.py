@@ -16,6 +16,7 @@ from typing import Any, cast
 from tidegate.config import Config
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.mailbox import Mailbox
+from tidegate.dataplane.state.local_files import LocalStateFiles
 from tidegate.dataplane.subtask_context import Action, SubtaskContext
 from tidegate.drivers.threads import SystemThreads
 from tidegate.ids import Attempt, JobName, SubtaskId, SubtaskIndex, VertexId
@@ -63,6 +64,7 @@ class SubtaskHarness:
             run_io=self._run_io,
             fail=self.failures.append,
             counters=self.counters,
+            earlier=LocalStateFiles(),
         )
 
     def run_io(self, index: int = 0) -> None:

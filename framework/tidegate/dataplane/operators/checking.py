@@ -25,8 +25,8 @@ from tidegate.api.values import article, class_check, declared_name, fault
 from tidegate.dataplane.columns import without
 from tidegate.dataplane.operators.fan_out import Emit
 from tidegate.dataplane.operators.sampling import FirstWrong, sampled
-from tidegate.dataplane.operators.user_errors import result_error
 from tidegate.dataplane.refusals import Refusals
+from tidegate.dataplane.user_errors import result_error
 from tidegate.errors import UserCodeError
 from tidegate.graph.stream_graph import Node
 from tidegate.stream_elements import RecordBatch

@@ -29,12 +29,12 @@ from tidegate.dataplane.operators.images import Images
 from tidegate.dataplane.operators.process import RefusableResults, SideOutputs, results_of
 from tidegate.dataplane.operators.returned import results_guard
 from tidegate.dataplane.operators.stateless import Emit
-from tidegate.dataplane.operators.user_errors import (
+from tidegate.dataplane.refusals import Refusals
+from tidegate.dataplane.time.timer_index import TimerIndex
+from tidegate.dataplane.user_errors import (
     call_lifecycle_method,
     user_code_error,
 )
-from tidegate.dataplane.refusals import Refusals
-from tidegate.dataplane.time.timer_index import TimerIndex
 from tidegate.errors import StateValueError, UserCodeError
 from tidegate.graph.stream_graph import MAIN, Node
 from tidegate.protocol.subtask_snapshot import KeyedSnapshot

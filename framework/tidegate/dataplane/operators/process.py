@@ -15,8 +15,8 @@ from tidegate.dataplane.columns import with_results
 from tidegate.dataplane.operators.event_time import ForwardsTime, RecordTime, TimedContext
 from tidegate.dataplane.operators.returned import results_guard
 from tidegate.dataplane.operators.stateless import Emit
-from tidegate.dataplane.operators.user_errors import call_lifecycle_method, user_code_error
 from tidegate.dataplane.refusals import Refusals
+from tidegate.dataplane.user_errors import call_lifecycle_method, user_code_error
 from tidegate.errors import UserCodeError
 from tidegate.graph.stream_graph import MAIN, Node
 from tidegate.stream_elements import RecordBatch, Watermark

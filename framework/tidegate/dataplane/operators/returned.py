@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from tidegate.api.record_fields import is_model
 from tidegate.api.values import article, counts_as
-from tidegate.dataplane.operators.user_errors import NotResultsError
+from tidegate.dataplane.user_errors import NotResultsError
 from tidegate.graph.stream_graph import UNKNOWN
 
 _NEVER_RESULTS: Final = (str, bytes, bytearray)

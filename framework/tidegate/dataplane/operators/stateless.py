@@ -21,8 +21,8 @@ from typing import Any
 from tidegate.dataplane.columns import with_results
 from tidegate.dataplane.operators.event_time import ForwardsTime
 from tidegate.dataplane.operators.returned import results_guard
-from tidegate.dataplane.operators.user_errors import user_code_error
 from tidegate.dataplane.refusals import Refusals
+from tidegate.dataplane.user_errors import user_code_error
 from tidegate.errors import InternalError
 from tidegate.graph.stream_graph import Node, function_name
 from tidegate.stream_elements import RecordBatch

@@ -25,9 +25,9 @@ from tidegate.dataplane.operators.keyed import KeyedOperator, KeyedStateLike, Ro
 from tidegate.dataplane.operators.process import results_of
 from tidegate.dataplane.operators.returned import results_guard
 from tidegate.dataplane.operators.stateless import Emit
-from tidegate.dataplane.operators.user_errors import timer_error
 from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.time.timer_index import TimerIndex
+from tidegate.dataplane.user_errors import timer_error
 from tidegate.errors import StateValueError, UserCodeError, passes_through
 from tidegate.graph.stream_graph import Node
 from tidegate.stream_elements import MAX_MS, NEVER, NO_OFFSET, RecordBatch, Watermark

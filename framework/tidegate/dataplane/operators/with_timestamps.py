@@ -25,10 +25,10 @@ from tidegate.dataplane.columns import select, with_times
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.operators.event_time import ForwardsTime
 from tidegate.dataplane.operators.stateless import Emit
-from tidegate.dataplane.operators.user_errors import user_code_error
 from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.time.event_times import time_of, times_of
 from tidegate.dataplane.time.generated import GeneratedWatermark
+from tidegate.dataplane.user_errors import user_code_error
 from tidegate.graph.stream_graph import MAIN, REJECTED, Node
 from tidegate.ids import Uid
 from tidegate.protocol.subtask_snapshot import StepWatermark

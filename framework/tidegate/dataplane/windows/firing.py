@@ -21,7 +21,7 @@ from tidegate.api.windows import Window, WindowContext
 from tidegate.dataplane.operators.process import SideOutputs, results_of
 from tidegate.dataplane.operators.returned import results_guard
 from tidegate.dataplane.operators.stateless import Emit
-from tidegate.dataplane.operators.user_errors import NotResultsError
+from tidegate.dataplane.user_errors import NotResultsError
 from tidegate.dataplane.windows.accumulators import Accumulators, Parts
 from tidegate.errors import UserCodeError, passes_through
 from tidegate.graph.stream_graph import MAIN, Node

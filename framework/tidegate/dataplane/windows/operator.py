@@ -33,10 +33,10 @@ from tidegate.dataplane.keying import StepKeys
 from tidegate.dataplane.operators.event_time import Advance, no_reader
 from tidegate.dataplane.operators.keyed import KeyedStateLike
 from tidegate.dataplane.operators.stateless import Emit
-from tidegate.dataplane.operators.user_errors import call_lifecycle_method, user_code_error
 from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.state.window_tables import WindowTables
 from tidegate.dataplane.time.timer_index import TimerIndex
+from tidegate.dataplane.user_errors import call_lifecycle_method, user_code_error
 from tidegate.dataplane.windows.accumulators import make_accumulators
 from tidegate.dataplane.windows.firing import Firing
 from tidegate.errors import PipelineError

@@ -28,22 +28,22 @@ from tidegate.api.type_inference import only_reads
 from tidegate.dataplane.columns import with_values
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.keying import KeyExtractor
-from tidegate.dataplane.operators.checking import Checks
-from tidegate.dataplane.operators.event_time import Advance
-from tidegate.dataplane.operators.fan_out import CopyBatch, Target, fan_out
-from tidegate.dataplane.operators.keyed import KeyedStateLike
-from tidegate.dataplane.operators.registry import (
+from tidegate.dataplane.operator_registry import (
     Operator,
     OwnTimeOperator,
     StatefulOperator,
     TwoInputOperator,
     operator_entry,
 )
+from tidegate.dataplane.operators.checking import Checks
+from tidegate.dataplane.operators.event_time import Advance
+from tidegate.dataplane.operators.fan_out import CopyBatch, Target, fan_out
+from tidegate.dataplane.operators.keyed import KeyedStateLike
 from tidegate.dataplane.operators.stateless import Emit, FusedSteps
-from tidegate.dataplane.operators.user_errors import result_error
 from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.sink_writer import SinkWriter
 from tidegate.dataplane.sizes import DEFAULT_MAX_BYTES
+from tidegate.dataplane.user_errors import result_error
 from tidegate.errors import InternalError, UserCodeError
 from tidegate.graph.operator_kinds import operator_kind
 from tidegate.graph.plan import PlanEdge, Vertex
