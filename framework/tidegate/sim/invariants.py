@@ -207,11 +207,12 @@ class ProtocolChecker:
             case Closed():
                 self._check_newest_attempt("closed", entry.attempt)
                 self._past_their_start.add(self.journal.submission)
-                self._swept_ms = max(
-                    listed_ms
-                    for pid, listed_ms in self._listed_ms.items()
+                listed_ms = [
+                    at_ms
+                    for pid, at_ms in self._listed_ms.items()
                     if self._attempts.get(pid) == entry.attempt
-                )
+                ]
+                self._swept_ms = max(listed_ms, default=self._kafka.now_ms())
 
     def _published(self, entry: Publication) -> None:
         journal = self.journal
