@@ -14,7 +14,7 @@ demo: .venv/installed  ## the main job on a real broker, with four kills, checke
 	$(bin)/python -m integration.demo.totals
 demo-spark: .venv-spark/installed  ## a backfill on Spark with kills, then live, checked for exactly once (about three minutes)
 	.venv-spark/bin/python -m integration.demo.spark
-check: .venv/installed  ## lint, types, walls and unit tests (four minutes)
+check: .venv/installed  ## lint, types, walls and unit tests (six minutes)
 	@$(bin)/python -m integration.run_tests check
 test: .venv/installed .venv-spark/installed  ## check, the site, 300 simulated clusters, each kind of thing on a real broker and Spark (15 minutes)
 	@$(bin)/python -m integration.run_tests test

@@ -1,10 +1,10 @@
-"""The JobMasters in a row that end before they have a plan of the job, and the limits of these.
+"""Counts the JobMasters of a job that exit before they have a plan of it, and limits them.
 
-A process that ends by itself at each start has an error, and five such ends are the limit. A
-process that something else kills has no error of its own. But the system also kills a process whose
-import needs more memory than there is. So kills have a limit too, which is higher. It counts only
-until the submission has claimed an attempt: a job that has run once can be imported, and its host
-may have enough memory again later. `backoff.py` has the pauses between the starts. Pure.
+A process that exits by itself at each start has an error of its own: the limit is five. A process
+that is killed has no error of its own. But the system also kills a process whose import needs more
+memory than there is. So kills have a limit too, which is higher. It applies only until the
+submission has claimed an attempt: a job that has run once can be imported, and its host may have
+enough memory again later. `backoff.py` has the pauses between the starts. Pure.
 """
 
 from __future__ import annotations
