@@ -298,6 +298,14 @@ def test_early_firings_and_the_result_at_the_end_are_those_of_the_model(
     )
 
 
+def test_early_results_of_a_key_have_the_order_of_its_records() -> None:
+    steps = [("push", [("a", 13, 0), ("a", 3, 0), ("a", 13, 0)])]
+    check("tumbling", numbers, 0, steps, in_bound=False, early=1)
+    late_first = [("advance", 3, None), ("push", [("a", 0, 0), ("a", 3, 0)])]
+    for results in (lists, numbers):
+        check("tumbling", results, 7, late_first, in_bound=False, early=1)
+
+
 def test_restore_knows_the_last_firing_after_the_oldest_pane_is_gone() -> None:
     steps = [
         ("advance", 7, None),

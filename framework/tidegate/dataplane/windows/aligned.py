@@ -9,8 +9,9 @@ that were open when the size was changed end as they began, next to the new ones
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import compress
-from typing import Any
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, TypeVar
 
 from tidegate.api.triggers import Every, EveryCount, Repeat
 from tidegate.api.windows import Window
@@ -19,6 +20,8 @@ from tidegate.dataplane.windows.assigners import spans_of
 from tidegate.dataplane.windows.firing import EARLY, LATE_FIRING, ON_TIME, Label
 from tidegate.dataplane.windows.operator import WindowOperator
 from tidegate.stream_elements import RecordBatch
+
+T = TypeVar("T")
 
 RowKey = tuple[Any, int, int]
 """Key, begin and end."""
@@ -31,6 +34,9 @@ class AlignedWindows(WindowOperator):
         super().__init__(*arguments, **keywords)
         self._spans = spans_of(self.step.assigner)
         self._trigger = self.step.trigger
+        repeats = (self._trigger.early, self._trigger.late)
+        self._counts = any(isinstance(each, EveryCount) for each in repeats)
+        """Whether a record may fire its window at once."""
         self._make = self.step.window_class
         self._no_parts = (None,) * sum(map(len, self.step.fields))
 
@@ -54,33 +60,34 @@ class AlignedWindows(WindowOperator):
         if not self.is_past(first_end_ms):
             self._add_to_open(batch, row_keys, times)
             return
-        past = [self.is_past(end) for _, _, end in row_keys]
-        late = [self.is_past(end, self.lateness_ms) for _, _, end in row_keys]
-        self._add_part(batch, row_keys, times, [not one for one in past], past=False)
-        in_time = [one and not two for one, two in zip(past, late, strict=True)]
-        self._add_part(batch, row_keys, times, in_time, past=True)
-        if any(late):
-            self.refuse_late(batch, list(compress(range(len(batch)), late)))
+        marks = ((self.is_past(end), self.is_past(end, self.lateness_ms)) for _, _, end in row_keys)
+        late: list[int] = []
+        for (is_past, is_late), rows in self.parts(marks):
+            if is_late:
+                late += rows
+                continue
+            part = select(batch, rows)
+            part_keys, part_times = [row_keys[row] for row in rows], [times[row] for row in rows]
+            if is_past:
+                self._add_one_by_one(part, part_keys, part_times, self._trigger.late)
+            else:
+                self._add_to_open(part, part_keys, part_times)
+        if late:
+            self.refuse_late(batch, sorted(late))
 
-    def _add_part(
-        self,
-        batch: RecordBatch,
-        row_keys: Sequence[RowKey],
-        times: Sequence[int],
-        chosen: Sequence[bool],
-        *,
-        past: bool,
-    ) -> None:
-        """Add the chosen records, whose windows are all past or all open."""
-        rows = list(compress(range(len(batch)), chosen))
-        if not rows:
-            return
-        part = select(batch, rows)
-        keys, part_times = list(compress(row_keys, chosen)), list(compress(times, chosen))
-        if past:
-            self._add_one_by_one(part, keys, part_times, self._trigger.late)
-        else:
-            self._add_to_open(part, keys, part_times)
+    def parts(self, marks: Iterable[T]) -> Iterable[tuple[T, list[int]]]:
+        """Return the rows of a batch that have the same mark, for each mark.
+
+        If a record may fire its window at once, return runs of such rows: the results of a key then
+        have the order of its records, however the input was cut into batches.
+        """
+        if self._counts:
+            runs = groupby(enumerate(marks), key=itemgetter(1))
+            return ((mark, [row for row, _ in run]) for mark, run in runs)
+        rows_of: dict[T, list[int]] = {}
+        for row, mark in enumerate(marks):
+            rows_of.setdefault(mark, []).append(row)
+        return rows_of.items()
 
     def _add_to_open(
         self, batch: RecordBatch, row_keys: list[RowKey], times: Sequence[int]

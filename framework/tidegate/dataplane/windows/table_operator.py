@@ -80,11 +80,8 @@ class TableWindows(AlignedWindows):
             if not self._add(batch, keys, times, (next(starts), first_end_ms)):
                 self.refuse_late(batch, range(len(batch)))
             return
-        rows_of: dict[Span, list[int]] = {}
-        for row, span in enumerate(zip(starts, ends, strict=False)):
-            rows_of.setdefault(span, []).append(row)
         late: list[int] = []
-        for span, rows in rows_of.items():
+        for span, rows in self.parts(zip(starts, ends, strict=False)):
             part_keys, part_times = [keys[row] for row in rows], [times[row] for row in rows]
             if not self._add(select(batch, rows), part_keys, part_times, span):
                 late += rows
