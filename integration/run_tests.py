@@ -153,7 +153,7 @@ def _pytest(result: Result, folder: Path, root: Path) -> None:
     status, failures = _once(result.step, result.step.words, folder, root)
     result.passed = status == 0
     if status == FAILED_TESTS and failures and all(failures.values()):
-        late = sorted(failures)
+        late = list(failures)
         _say(f"== {len(late)} failed by a time limit only, and run once more alone")
         status, _ = _once(
             result.step, ("-m", "", *late), folder.with_name(f"{folder.name}-alone"), root

@@ -68,6 +68,15 @@ def until_told(run: Run, rules: Rules) -> None:
     run.until(lambda: REASON in run.output.read_text(), "told of the reason")
 
 
+def until_committed(run: Run) -> None:
+    """Wait for a publication and the entry that follows its commit.
+
+    A rule that is set before that entry would hit it, and not the final checkpoint.
+    """
+    run.until(run.publications, "at its first checkpoint")
+    run.until(run.job.has_committed, "at the end of its first commit")
+
+
 def until_read(run: Run, records: int) -> None:
     run.until(
         lambda: any(report.get("records_in") == records for report in run.reports()),
@@ -137,7 +146,7 @@ def test_final_checkpoint_that_fails_is_repeated_or_ends_the_job_in_time(
     job: Job, rules: Rules, *, fails: Rule, code: int, recovers: bool
 ) -> None:
     with started(job, rules, SELDOM) as run:
-        run.until(run.publications, "at its first checkpoint")
+        until_committed(run)
         until_read(run, RECORDS)
         rules.set(fails)
         job.write(RECORDS, seed=2)

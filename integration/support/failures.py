@@ -1,4 +1,5 @@
 """A pytest plugin: prints each failure at once, and writes a file that says why each test failed.
+The file lists the tests in the order of their files.
 
 `integration/run_tests.py` reads the file. A test that failed only by a time limit, next to
 other tests on a busy machine, may be run once more alone. Every other failure is final, above all a
@@ -60,6 +61,7 @@ class _Failures:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._late: dict[str, bool] = {}
+        self._places: dict[str, tuple[str, int]] = {}
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -68,6 +70,8 @@ class _Failures:
         # A test that is late in its call and wrong in its teardown is wrong.
         late = (LATE, True) in report.user_properties
         self._late[report.nodeid] = late and self._late.get(report.nodeid, True)
+        file, line, _name = report.location
+        self._places[report.nodeid] = (file, line or 0)
         terminal = self._terminal()
         if terminal is not None:
             terminal.ensure_newline()
@@ -82,7 +86,9 @@ class _Failures:
         self._config.option.tbstyle = "no"  # the failures are on the screen already
         path: Path | None = self._config.getoption(FILE)
         if path is not None:
-            path.write_text(json.dumps(self._late), encoding="utf-8")
+            in_order = sorted(self._late, key=self._places.__getitem__)
+            failures = {test: self._late[test] for test in in_order}
+            path.write_text(json.dumps(failures), encoding="utf-8")
 
     def _terminal(self) -> TerminalReporter | None:
         found: TerminalReporter | None = self._config.pluginmanager.get_plugin("terminalreporter")

@@ -227,9 +227,12 @@ class Job:
 
     def is_settled(self) -> bool:
         """Return whether all expected output is committed, and no commit is in progress."""
+        return self.has_committed() and self.compare().exact
+
+    def has_committed(self) -> bool:
+        """Return whether the newest publication is committed, and the journal says so."""
         last = (self.journal() or [{}])[-1]
-        done = last.get("kind") == "settled" or last.get("transactions") == []
-        return done and self.compare().exact
+        return last.get("kind") == "settled" or last.get("transactions") == []
 
     def open_transactions(self) -> list[str]:
         """Return the transactional ids of this job whose transaction is Ongoing."""
