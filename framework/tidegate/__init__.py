@@ -8,7 +8,7 @@ tests/api/test_public_names.py freezes the list of names.
 """
 
 import importlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 __version__: str
 
@@ -211,6 +211,10 @@ if not TYPE_CHECKING:
         for home, names in _HOMES.items():
             if name in names:
                 value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+                if name == "Pipeline":
+                    from tidegate.api.pipeline import run_pipelines_with
+
+                    run_pipelines_with(_run_pipeline)
                 globals()[name] = value
                 return value
         if name in UNSUPPORTED:
@@ -218,3 +222,9 @@ if not TYPE_CHECKING:
 
             refuse_unsupported(name, UNSUPPORTED[name])
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def _run_pipeline(*args: Any, **kwargs: Any) -> Any:
+        """Do the work of `Pipeline.run`. Only this package is above both the API and the runner."""
+        from tidegate.cli.scripts.script_run import run_pipeline
+
+        return run_pipeline(*args, **kwargs)

@@ -245,6 +245,31 @@ def test_class_of_an_installed_package_keeps_its_module(
     assert reference_of(Copies, tmp_path) == f"{__name__}:Copies"
 
 
+def test_class_that_is_not_of_the_public_package_says_how_to_import_it() -> None:
+    script = """if True:
+        from tidegate.api.pipeline import Pipeline
+
+        class Copies(Pipeline, name="copies"):
+            def define(self): ...
+
+        Copies().run()
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert "PipelineError: run() has no runner. Write `from tidegate import Pip" in done.stderr
+
+
+def test_public_package_alone_imports_the_runner_and_only_at_the_first_run() -> None:
+    script = "import sys, tidegate; tidegate.Pipeline; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True
+    )
+    assert "tidegate.api.pipeline" in done.stdout.split()
+    assert not [name for name in done.stdout.split() if name.startswith("tidegate.cli")]
+
+
 def test_run_imports_no_simulator_and_no_tool_of_developers() -> None:
     script = "import sys, tidegate.cli.scripts.script_run, tidegate.bootstrap; print(*sys.modules)"
     done = subprocess.run(

@@ -8,7 +8,6 @@ that needs the graph. Neither does I/O, except that schema files are read.
 from __future__ import annotations
 
 import difflib
-import importlib
 import re
 import traceback
 from collections.abc import Callable, Mapping
@@ -33,6 +32,7 @@ from tidegate.message_text import clause
 from tidegate.user_exceptions import described, process_ends, text_of
 
 V = TypeVar("V")
+_RUNNER: list[Callable[..., RunResult]] = []  # empty until `run_pipelines_with` sets one
 _CONNECTOR_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 
 
@@ -281,9 +281,9 @@ class Pipeline:
                 otherwise the error that has ended the job.
             KeyboardInterrupt: At the second Ctrl-C.
         """
-        # The runner is above this package, so it is named by text, as the mains of processes are.
-        runner = importlib.import_module("tidegate.cli.scripts.script_run")
-        result: RunResult = runner.run_pipeline(
+        if not _RUNNER:
+            raise PipelineError("run() has no runner. Write `from tidegate import Pipeline`.")
+        return _RUNNER[0](
             type(self),
             {key: self.params[key].to_text(value) for key, value in self._given.items()},
             {
@@ -305,7 +305,13 @@ class Pipeline:
             take_over=take_over,
             restore_to_other_cluster=restore_to_other_cluster,
         )
-        return result
+
+
+def run_pipelines_with(runner: Callable[..., RunResult]) -> None:
+    """Set what `Pipeline.run` calls: `run_pipeline` of `cli/scripts/script_run.py`, which is above
+    this package. The package `tidegate` sets it when a user's code imports Pipeline from there.
+    """
+    _RUNNER[:] = [runner]
 
 
 def build(pipeline: type[Pipeline], params: Mapping[str, object] | None = None) -> StreamGraph:
