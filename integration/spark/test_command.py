@@ -12,7 +12,7 @@ import pytest
 
 from integration.support.backfill_command import DONE, ORDERS, REFUSED, Job
 from integration.support.brokers import create_topic, unique
-from tidegate.backfill import __main__ as entry
+from tidegate.cli.spark_submit import __main__ as entry
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 
 pytestmark = pytest.mark.timeout(300)

@@ -1,9 +1,8 @@
 """Runs `tidegate backfill` under spark-submit, in the Spark session that spark-submit has started.
 
-The command is `spark-submit [options] …/tidegate/backfill/__main__.py MODULE:CLASS [options]`. It
-also starts a backfill in the cluster mode of YARN and Kubernetes. spark-submit chooses the master.
-This file is an entry point. Therefore it may import the command line, unlike the other modules of
-the package.
+The command is `spark-submit [options] …/tidegate/cli/spark_submit/__main__.py MODULE:CLASS
+[options]`. It also starts a backfill in the cluster mode of YARN and Kubernetes. spark-submit
+chooses the master.
 """
 
 from __future__ import annotations
