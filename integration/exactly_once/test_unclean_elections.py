@@ -158,7 +158,6 @@ def forgotten(
     elected: Elected, cluster: UncleanCluster, tmp_path_factory: pytest.TempPathFactory
 ) -> Forgotten:
     path = tmp_path_factory.mktemp("forgotten")
-    cluster.repair()
     for topic in STATE_TOPICS:
         cluster.move(topic, LOSES)
     ended = job_on(cluster, path / "ended", orders=False, totals=False)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -103,23 +102,22 @@ class UncleanCluster:
         )
 
     def elect_unclean(self, topics: Collection[str]) -> None:
-        """Kill `LEADER`, and make `LAGGING` lead these topics. It lacks the new records."""
+        """Kill `LEADER`, and make `LAGGING` lead these topics, which lacks the new records. Then
+        restart `LEADER`, which adopts the log of the new leader.
+        """
         wanted = {topic: list(self._partitions(topic)) for topic in topics}
         # Only these topics may lose their leader. On a slow machine the witness can have left the
-        # replicas in sync of another topic, which then would have no leader until `repair`.
+        # replicas in sync of another topic.
         self._until(lambda: self._witness_replaces_leader(topics), "the witness is in sync")
         self.kafka.kill(LEADER)
-        # `restart` returns when the broker finds coordinators, and these topics may hold theirs.
-        with ThreadPoolExecutor(1) as beside:
-            up = beside.submit(self.kafka.restart, LAGGING)
-            # Kafka elects only after the witness knows which broker is away and which is back.
-            self._until(lambda: self._alive() == {LAGGING, WITNESS}, "the lagging broker is back")
-            with self._admin() as admin:
-                self._until(lambda: self._elected(admin, wanted), "the lagging broker leads")
-            up.result()
-
-    def repair(self) -> None:
-        """Restart `LEADER`. It adopts the log of the present leader."""
+        self.kafka.restart(LAGGING, warm=False)  # these topics may hold its coordinators
+        # Kafka elects only after the witness knows which broker is away and which is back.
+        self._until(lambda: self._alive() == {LAGGING, WITNESS}, "the lagging broker is back")
+        with self._admin() as admin:
+            self._until(lambda: self._elected(admin, wanted), "the lagging broker leads")
+        # A busy machine delays the first heartbeat of the witness to the new controller. Then the
+        # controller takes the witness for dead first, and `LEADER` is the last replica in sync of
+        # the other topics. They have no leader until it is back.
         self.kafka.restart(LEADER)
 
     def _witness_replaces_leader(self, lost: Collection[str]) -> bool:

@@ -234,12 +234,17 @@ class EmbeddedKafka:
             check(process.wait(STOP_TIMEOUT_S), f"process {process.pid} outlived SIGKILL")
 
     def restart(
-        self, *nodes: int, timeout_s: float = START_TIMEOUT_S, report: Report | None = None
+        self,
+        *nodes: int,
+        timeout_s: float = START_TIMEOUT_S,
+        report: Report | None = None,
+        warm: bool = True,
     ) -> None:
         """Start nodes again on their data and ports, after killing those that run. Without
         arguments, restart the first node. `report` gets the progress, as in `start`.
 
         The nodes start together, because no single node gets ready while most nodes are down.
+        Without `warm`, do not wait for coordinators: their partitions may have no leader.
 
         Raises:
             KafkaError: a node did not start; the message ends with the last lines of its log.
@@ -252,7 +257,7 @@ class EmbeddedKafka:
             for node in chosen:
                 self._launch(node)
             try:
-                self._wait_ready(timeout_s)
+                self._wait_ready(timeout_s, warm=warm)
             except _PortTakenError:
                 raise self._not_started(chosen[0], "a port is taken") from None
 
@@ -342,7 +347,7 @@ class EmbeddedKafka:
         process.write(self._pid_file(node))
         self._processes[node] = process
 
-    def _wait_ready(self, timeout_s: float) -> None:
+    def _wait_ready(self, timeout_s: float, *, warm: bool = True) -> None:
         ports = [each.client for each in self._cluster.ports]
         waiting = [node for node, alive in enumerate(self.alive) if alive]
         begun = moved = reported = time.monotonic()
@@ -368,7 +373,7 @@ class EmbeddedKafka:
 
         # If some nodes are dead, the running ones do not list all nodes, so only they are expected.
         asked = [ports[node] for node in waiting]
-        unready = wait_ready(asked, warm=True, timeout_s=timeout_s, still_alive=still_alive)
+        unready = wait_ready(asked, warm=warm, timeout_s=timeout_s, still_alive=still_alive)
         if unready is not None:
             reason = f"it {unready.what} in {timeout_s:.0f} s"
             raise self._not_started(ports.index(unready.port), reason)
