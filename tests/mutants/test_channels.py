@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.controlplane.jobmaster import test_machine as machine_tests
+from tests.controlplane.jobmaster import test_publications as publication_tests
 from tests.controlplane.jobmaster import test_stale as jobmaster_tests
 from tests.dataplane.channels import test_record_writer as outlet_tests
 from tests.dataplane.channels.test_flow import Flow
@@ -15,6 +16,7 @@ from tests.sim import test_exchange as exchange_tests
 from tests.sim.contracts import World
 from tests.sim.traffic import Traffic
 from tests.slot import test_stale as slot_tests
+from tidegate.controlplane.jobmaster.attempt import LiveAttempt
 from tidegate.controlplane.jobmaster.machine import JobMachine
 from tidegate.controlplane.jobmaster.service import JobMaster
 from tidegate.dataplane.channels.frames import data_frame
@@ -135,6 +137,7 @@ STALE_IN_QUEUE = (
         "live is not None",
     ),
 )
+LATE_PUBLICATION = (Edit(LiveAttempt.handle_publication, "elif not self.ended:", "else:"),)
 STALE_IN_MACHINE = (
     Edit(
         JobMachine._is_stale,
@@ -185,6 +188,13 @@ MUTANTS = [
         "a JobMaster obeys a message that waited longer than its attempt",
         STALE_IN_QUEUE,
         once(jobmaster_tests.test_queued_message_is_ignored_if_its_attempt_has_ended),
+        1,
+        1,
+    ),
+    Mutant(
+        "an attempt obeys an event of its publication after its end",
+        LATE_PUBLICATION,
+        once(publication_tests.test_late_failure_of_a_publication_does_not_change_the_error),
         1,
         1,
     ),

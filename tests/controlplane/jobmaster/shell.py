@@ -13,10 +13,12 @@ from typing import Any, cast
 from tidegate.config import Config
 from tidegate.controlplane.jobmaster import events as e
 from tidegate.controlplane.jobmaster.service import JobMaster
+from tidegate.controlplane.journal.journal_worker import CheckpointCommitted
 from tidegate.drivers.entropy import SystemEntropy
 from tidegate.drivers.threads import SystemThreads
 from tidegate.ids import (
     Attempt,
+    CheckpointId,
     JobName,
     LeaderEpoch,
     SlotId,
@@ -27,14 +29,18 @@ from tidegate.ids import (
 )
 from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import (
+    AcknowledgeCheckpoint,
     Message,
     Refused,
     RegisterSlot,
     SlotLost,
     SlotsReleased,
     StartSources,
+    TasksReady,
 )
 from tidegate.protocol.reports import JobReport
+from tidegate.protocol.slot_metrics import SlotMetrics
+from tidegate.protocol.subtask_snapshot import SubtaskSnapshot
 from tidegate.protocol.versions import PYTHON, TIDEGATE
 
 JOB = JobName("job")
@@ -184,3 +190,36 @@ class Shell:
         self.master._report()
         error = self.reports[-1].error
         return None if error is None else error.message
+
+
+def running() -> Shell:
+    """In attempt 1, on one slot."""
+    shell = Shell()
+    shell.claims(1)
+    shell.registers(1, 0, allocation_id=3)
+    shell.recovers(1)
+    shell.master.receive(TasksReady(job=JOB, attempt=Attempt(1), ordinal=0))
+    assert shell.state() is JobState.RUNNING
+    return shell
+
+
+def committed(counter: int, *, final: bool = False) -> CheckpointCommitted:
+    """The commit of a checkpoint of attempt 1."""
+    return CheckpointCommitted(
+        checkpoint=CheckpointId(Attempt(1), counter), final=final, committed=(), reusable=()
+    )
+
+
+def acknowledged(counter: int) -> AcknowledgeCheckpoint:
+    """The acknowledgement of the only subtask, for a checkpoint of attempt 1."""
+    (subtask,) = SUBTASKS
+    return AcknowledgeCheckpoint(
+        job=JOB,
+        attempt=Attempt(1),
+        checkpoint=CheckpointId(Attempt(1), counter),
+        snapshot=SubtaskSnapshot(vertex=subtask.vertex, index=subtask.index),
+        alignment_ms=0,
+        sync_ms=0,
+        ordinal=0,
+        metrics=SlotMetrics(),
+    )

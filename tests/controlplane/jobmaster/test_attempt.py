@@ -4,9 +4,12 @@ what its slots count.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
+import pytest
 
 from tests.checkpoint.examples import txn
 from tidegate.checkpoint.backlog import Backlog
@@ -14,6 +17,14 @@ from tidegate.checkpoint.coordinator import CheckpointCoordinator
 from tidegate.checkpoint.coordinator_events import CheckpointTick, Declined
 from tidegate.checkpoint.coordinator_settings import CoordinatorSettings
 from tidegate.controlplane.jobmaster.attempt import AttemptCallbacks, LiveAttempt
+from tidegate.controlplane.journal.journal_worker import (
+    CheckpointCommitted,
+    CheckpointNotPublished,
+    CheckpointPublished,
+    PublicationEvent,
+    PublicationFailed,
+)
+from tidegate.errors import ExternalError
 from tidegate.ids import (
     Attempt,
     CheckpointId,
@@ -33,7 +44,7 @@ from tidegate.protocol.messages import (
     TriggerCheckpoint,
 )
 from tidegate.protocol.slot_metrics import SlotMetrics
-from tidegate.protocol.subtask_snapshot import SubtaskSnapshot
+from tidegate.protocol.subtask_snapshot import PreparedTransaction, SubtaskSnapshot
 from tidegate.protocol.versions import PYTHON, TIDEGATE
 
 FIRST = RegisterSlot(
@@ -80,11 +91,29 @@ class Clock:
         return self.now_s
 
 
+class Storage:
+    """A storage that is there: a check ends at once."""
+
+    gone = ""
+
+    def __init__(self) -> None:
+        self.checks = 0
+
+    def check_storage_then(self, then: Callable[[], None]) -> None:
+        self.checks += 1
+        then()
+
+
 def attempt(
-    clock: Clock | None = None, wakes: list[float] | None = None
+    clock: Clock | None = None,
+    wakes: list[float] | None = None,
+    reported: list[object] | None = None,
+    storage: Storage | None = None,
 ) -> tuple[LiveAttempt, list[Line]]:
+    """Returns an attempt, and its lines to slots. `reported` receives what the service gets."""
     lines: list[Line] = []
     woken: list[float] = [] if wakes is None else wakes
+    told: list[object] = [] if reported is None else reported
 
     def open_line(_: RegisterSlot) -> Any:
         lines.append(Line())
@@ -94,8 +123,9 @@ def attempt(
         clock=cast("Any", clock or Clock()),
         connect_slot=open_line,
         wake_at=woken.append,
-        publish=lambda _: None,
-        fail=lambda _: None,
+        stops_early=lambda: False,
+        committed=told.append,
+        fail=told.append,
     )
     subtasks = {SubtaskId(VertexId("v"), SubtaskIndex(0))}
     settings = CoordinatorSettings(
@@ -107,10 +137,29 @@ def attempt(
     )
     coordinator = CheckpointCoordinator(Attempt(1), subtasks, settings)
     backlog = Backlog(window_s=1)
-    return LiveAttempt(JobName("job"), Attempt(1), coordinator, backlog, shell), lines
+    live = LiveAttempt(
+        JobName("job"),
+        Attempt(1),
+        coordinator,
+        backlog,
+        shell,
+        journal=cast("Any", SimpleNamespace(publish=lambda *_, **__: None)),
+        storage=cast("Any", storage or Storage()),
+    )
+    return live, lines
 
 
 LEAVE = CloseTasks(job=JobName("job"), attempt=Attempt(1))
+
+
+def committed(
+    checkpoint: CheckpointId,
+    transactions: tuple[PreparedTransaction, ...] = (),
+    reusable: tuple[PreparedTransaction, ...] = (),
+) -> CheckpointCommitted:
+    return CheckpointCommitted(
+        checkpoint=checkpoint, final=False, committed=transactions, reusable=reusable
+    )
 
 
 def test_a_slot_on_another_host_replaces_one_of_the_same_pid() -> None:
@@ -158,8 +207,8 @@ def test_checkpoint_completed_carries_the_ended_and_released_transactional_ids()
     live.register(FIRST)
     live.start()
     checkpoint = CheckpointId(live.attempt, 1)
-    live.committed(checkpoint, (txn(2),), (txn(1), txn(2)))
-    live.committed(checkpoint, (), ())
+    live.handle_publication(committed(checkpoint, (txn(2),), (txn(1), txn(2))))
+    live.handle_publication(committed(checkpoint, (), ()))
     one, two = (txn(1).transactional_id, txn(2).transactional_id)
     told = [
         (each.committed, each.reusable)
@@ -207,7 +256,7 @@ def test_first_record_after_an_idle_time_triggers_the_overdue_checkpoint() -> No
         clock.now_s = float(counter)
         live.tick()
         acknowledge(live, counter, SlotMetrics(records_in=5))
-        live.published(CheckpointId(live.attempt, counter))
+        live.handle_publication(CheckpointPublished(checkpoint=CheckpointId(live.attempt, counter)))
     assert wakes[-1] == 2 + 4, "the interval of an idle job"
     clock.now_s = 4.5
     live.heartbeat(0, SlotMetrics(records_in=5))
@@ -233,6 +282,63 @@ def acknowledge(live: LiveAttempt, counter: int, metrics: SlotMetrics) -> None:
 
 def triggered(line: Line) -> list[CheckpointId]:
     return [each.checkpoint for each in line.sent if isinstance(each, TriggerCheckpoint)]
+
+
+CHECKPOINT = CheckpointId(Attempt(1), 1)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        CheckpointPublished(checkpoint=CHECKPOINT),
+        CheckpointNotPublished(checkpoint=CHECKPOINT, reason="the storage does not answer"),
+        committed(CHECKPOINT, (txn(1),), (txn(1),)),
+        PublicationFailed(error=ExternalError("no broker answers")),
+    ],
+    ids=lambda event: type(event).__name__,
+)
+@pytest.mark.parametrize("ended", [False, True])
+def test_late_event_of_a_publication_is_ignored_after_the_end_of_its_attempt(
+    event: PublicationEvent, *, ended: bool
+) -> None:
+    """The journal thread cannot stop a publication that has begun. Its events would fail or finish
+    the job that the next attempt already runs.
+    """
+    reported: list[object] = []
+    live, lines = attempt(reported=reported)
+    live.register(FIRST)
+    live.start()
+    live.dispatch(CheckpointTick(now_s=1))
+    acknowledge(live, 1, SlotMetrics())
+    if not isinstance(event, CheckpointNotPublished | CheckpointPublished):
+        live.handle_publication(CheckpointPublished(checkpoint=CHECKPOINT))
+    if ended:
+        live.end()
+    before = seen(live, lines, reported)
+    live.handle_publication(event)
+    assert (seen(live, lines, reported) == before) is ended
+
+
+def seen(live: LiveAttempt, lines: list[Line], reported: list[object]) -> object:
+    """Everything that the event of a publication can change."""
+    counts = live.coordinator.counts
+    return counts.completed, counts.failed, len(lines[0].sent), len(reported)
+
+
+def test_failed_publication_is_judged_after_a_check_of_the_storage() -> None:
+    """A storage that has vanished fails each publication. The job would count these failures and
+    restart, although no restart helps.
+    """
+    storage = Storage()
+    live, _ = attempt(storage=storage)
+    live.register(FIRST)
+    live.start()
+    live.dispatch(CheckpointTick(now_s=1))
+    acknowledge(live, 1, SlotMetrics())
+    storage.gone = "The storage is gone."
+    live.handle_publication(CheckpointNotPublished(checkpoint=CHECKPOINT, reason="no folder"))
+    assert storage.checks == 1
+    assert (live.coordinator.counts.failed, live.coordinator.counts.failed_in_a_row) == (1, 0)
 
 
 def test_heartbeat_of_an_unknown_slot_does_not_change_the_metrics() -> None:

@@ -11,8 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from tests.controlplane.jobmaster.shell import JOB, SUBTASKS, Shell
-from tidegate.checkpoint.coordinator_events import Published
+from tests.controlplane.jobmaster.shell import JOB, SUBTASKS, Shell, committed, running
 from tidegate.config import Config
 from tidegate.controlplane.jobmaster import events as e
 from tidegate.controlplane.jobmaster import service
@@ -36,7 +35,6 @@ from tidegate.protocol.messages import (
     ReleaseSlots,
     StopJob,
     TaskFailed,
-    TasksReady,
 )
 from tidegate.protocol.slot_metrics import SlotMetrics
 from tidegate.protocol.subtask_snapshot import SubtaskSnapshot
@@ -46,17 +44,6 @@ def fourth() -> Shell:
     """In attempt 4, of which nothing else is there."""
     shell = Shell()
     shell.master._machine.attempt = Attempt(4)
-    return shell
-
-
-def running() -> Shell:
-    """In attempt 1, on one slot."""
-    shell = Shell()
-    shell.claims(1)
-    shell.registers(1, 0, allocation_id=3)
-    shell.recovers(1)
-    shell.master.receive(TasksReady(job=JOB, attempt=Attempt(1), ordinal=0))
-    assert shell.state() is JobState.RUNNING
     return shell
 
 
@@ -224,8 +211,7 @@ def test_full_disk_of_a_slot_counts_until_a_checkpoint_is_completed(
     full = StorageError("The disk is full.")
     shell.master._start_failures.judge(shell.now_s, full)
     if has_checkpoint:
-        complete = SimpleNamespace(checkpoint=CheckpointId(Attempt(1), 1), final=False)
-        shell.master._committed(cast("Any", shell.master._live), cast("Any", complete), (), ())
+        shell.master._required_live().handle_publication(committed(1))
     shell.now_s += 61.0
     report = ErrorReport.of(full)
     shell.master.receive(TaskFailed(job=JOB, attempt=Attempt(1), subtask=None, error=report))
@@ -288,49 +274,6 @@ def test_checkpoint_acknowledgement_updates_the_metrics_of_its_slot() -> None:
     )
     shell.master._report()
     assert shell.reports[-1].records_in == 7
-
-
-def test_last_checkpoint_report_shows_alignment_and_sync_time() -> None:
-    shell = running()
-    live = shell.master._live
-    assert live is not None
-    shell.run_until(1.7)
-    cast("Any", shell.master._journal).publish = lambda *_, **__: None
-    checkpoint, (subtask,) = live.coordinator.pending, live.coordinator.missing
-    assert checkpoint is not None
-    shell.master.receive(
-        AcknowledgeCheckpoint(
-            job=JOB,
-            attempt=Attempt(1),
-            checkpoint=checkpoint,
-            snapshot=SubtaskSnapshot(vertex=subtask.vertex, index=subtask.index),
-            alignment_ms=40,
-            sync_ms=7,
-            ordinal=0,
-            metrics=SlotMetrics(),
-        )
-    )
-    live.dispatch(Published(checkpoint=checkpoint, now_s=1.8))
-    complete = SimpleNamespace(checkpoint=checkpoint, final=False)
-    shell.master._committed(live, cast("Any", complete), (), ())
-    shell.master._report()
-    last = shell.reports[-1].last_checkpoint
-    assert last is not None
-    assert (last.alignment_ms, last.sync_ms) == (40, 7)
-
-
-def test_at_most_two_checkpoint_reports_are_sent_per_second() -> None:
-    shell = running()
-    live = shell.master._live
-    assert live is not None
-    shell.master.poll()
-    shell.run_until(1.7)
-    shell.reports.clear()
-    for number in range(20):
-        shell.run_until(1.7 + number / 10)
-        complete = SimpleNamespace(checkpoint=CheckpointId(Attempt(1), number), final=False)
-        shell.master._committed(live, cast("Any", complete), (), ())
-    assert len(shell.reports) == 4
 
 
 def test_silent_slot_is_declared_lost_and_released() -> None:
@@ -465,7 +408,7 @@ def test_declined_checkpoint_does_not_count_as_failed_while_the_storage_is_gone(
     shell = running()
     live, looks = shell.master._required_live(), list[Callable[[], None]]()
     storage = SimpleNamespace(gone="", problem="", check_storage_then=looks.append)
-    cast("Any", shell.master)._storage = storage
+    cast("Any", live)._storage = storage
     tolerable = shell.master._config.checkpoint.tolerable_failed_checkpoints
     for counter in range(1, tolerable + 2):
         shell.now_s += 10.0

@@ -24,16 +24,25 @@ from tidegate.commit.effects import (
     TopicIds,
     WriteObject,
 )
-from tidegate.controlplane.journal.journal_worker import JournalWorker
+from tidegate.controlplane.journal.journal_worker import (
+    CheckpointCommitted,
+    CheckpointNotPublished,
+    CheckpointPublished,
+    JournalWorker,
+    PublicationEvent,
+    PublicationFailed,
+)
 from tidegate.errors import (
     InternalError,
     KafkaUnavailableError,
+    OutcomeUnknownError,
     ResourceExhaustedError,
     SystemCallError,
     TidegateError,
     TransactionSystemError,
     is_recoverable,
 )
+from tidegate.ids import Attempt, CheckpointId
 
 DISK_FAILED = OSError(errno.EIO, "Input/output error", "somewhere")
 NO_FILES = OSError(errno.EMFILE, "Too many open files")
@@ -153,37 +162,29 @@ def test_ownership_check_with_an_operating_system_error_fails_the_attempt() -> N
 
 
 def published(
-    made: JournalWorker, posted: queue.SimpleQueue[Any], last: str
-) -> tuple[list[str], list[TidegateError]]:
-    """Publishes a checkpoint. Returns what was reported about it up to `last`, and the errors."""
+    made: JournalWorker, posted: queue.SimpleQueue[Any], last: type[PublicationEvent]
+) -> list[PublicationEvent]:
+    """Publishes a checkpoint. Returns its events up to one of the class `last`."""
     journal = made.journal.claimed
     assert journal is not None
     whole = at_offset(manifest(journal, 1), 7)
     cast("Any", made.journal)._manifest = lambda *_: whole
     made.journal._runner()._actions[TopicIds] = lambda _: {}
-    told: list[str] = []
-    errors: list[TidegateError] = []
-
-    def failed(error: TidegateError) -> None:
-        told.append("failed")
-        errors.append(error)
-
-    outcome = SimpleNamespace(
-        published=lambda: told.append("published"),
-        not_published=told.append,
-        committed=lambda *_: told.append("committed"),
-        failed=failed,
-    )
-    complete = SimpleNamespace(checkpoint=whole.checkpoint, transactions=())
-    made.publish(cast("Any", complete), cast("Any", outcome))
-    while last not in told:
+    events: list[PublicationEvent] = []
+    complete = SimpleNamespace(checkpoint=whole.checkpoint, transactions=(), final=True)
+    made.publish(cast("Any", complete), events.append)
+    while not events or not isinstance(events[-1], last):
         posted.get(timeout=10)()
-    return told, errors
+    return events
 
 
 def test_checkpoint_is_published_and_committed_without_failures() -> None:
     posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    assert published(claimed(posted), posted, "committed") == (["published", "committed"], [])
+    checkpoint = CheckpointId(Attempt(1), 1)
+    assert published(claimed(posted), posted, CheckpointCommitted) == [
+        CheckpointPublished(checkpoint=checkpoint),
+        CheckpointCommitted(checkpoint=checkpoint, final=True, committed=(), reusable=()),
+    ]
 
 
 @pytest.mark.parametrize("kind", [TransactionSystemError, KafkaUnavailableError])
@@ -195,7 +196,9 @@ def test_checkpoint_fails_and_the_attempt_goes_on_if_a_transaction_system_does_n
     made = claimed(posted)
     no_answer = failing(kind("no coordinator"))
     monkeypatch.setattr("tidegate.controlplane.journal.job_journal.publish", no_answer)
-    assert published(made, posted, "no coordinator") == (["no coordinator"], [])
+    assert published(made, posted, CheckpointNotPublished) == [
+        CheckpointNotPublished(checkpoint=CheckpointId(Attempt(1), 1), reason="no coordinator")
+    ]
     assert made.journal.claimed is not None
     assert not made.journal.claimed.last_write_unknown
 
@@ -207,9 +210,9 @@ def test_operating_system_error_in_create_entry_marks_the_last_write_as_unknown(
     posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
     made = claimed(posted)
     once(made, CreateEntry, DISK_FAILED)
-    told, errors = published(made, posted, "failed")
-    assert told == ["failed"]
-    assert isinstance(errors[0], SystemCallError)
+    (failed,) = published(made, posted, PublicationFailed)
+    assert isinstance(failed, PublicationFailed)
+    assert isinstance(failed.error, SystemCallError)
     assert made.journal.claimed is not None
     assert made.journal.claimed.last_write_unknown
     assert closed(made, posted) is None
@@ -220,26 +223,41 @@ def test_operating_system_error_in_the_manifest_write_fails_the_attempt() -> Non
     posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
     made = claimed(posted)
     once(made, WriteObject, DISK_FAILED)
-    told, errors = published(made, posted, "failed")
-    assert told == ["failed"]
-    assert isinstance(errors[0], SystemCallError)
+    (failed,) = published(made, posted, PublicationFailed)
+    assert isinstance(failed, PublicationFailed)
+    assert isinstance(failed.error, SystemCallError)
     assert made.journal.claimed is not None
     assert not made.journal.claimed.last_write_unknown
 
 
+def test_publication_with_an_unknown_outcome_fails_the_attempt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another checkpoint could list transactions that the unknown entry already commits."""
+    posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    made = claimed(posted)
+    unknown = OutcomeUnknownError("no answer")
+    monkeypatch.setattr("tidegate.controlplane.journal.job_journal.publish", failing(unknown))
+    assert published(made, posted, PublicationFailed) == [PublicationFailed(error=unknown)]
+
+
 @pytest.mark.parametrize(
     ("step", "before"),
-    [("commit", ["published"]), ("clean_up", ["published", "committed"])],
+    [
+        ("commit", [CheckpointPublished]),
+        ("clean_up", [CheckpointPublished, CheckpointCommitted]),
+    ],
 )
 def test_operating_system_error_after_the_publication_fails_the_attempt(
-    step: str, before: list[str], monkeypatch: pytest.MonkeyPatch
+    step: str, before: list[type[PublicationEvent]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
     made = claimed(posted)
     monkeypatch.setattr(f"tidegate.controlplane.journal.job_journal.{step}", failing(DISK_FAILED))
-    told, errors = published(made, posted, "failed")
-    assert told == [*before, "failed"]
-    assert isinstance(errors[0], SystemCallError)
+    *earlier, failed = published(made, posted, PublicationFailed)
+    assert [type(event) for event in earlier] == before
+    assert isinstance(failed, PublicationFailed)
+    assert isinstance(failed.error, SystemCallError)
 
 
 @pytest.mark.parametrize("kind", [CreateEntry, ListTransactions])

@@ -30,7 +30,11 @@ from tidegate.commit.publish import publish
 from tidegate.config import Config
 from tidegate.controlplane.journal import restore_resolver
 from tidegate.controlplane.journal.effect_runner import EffectRunner, ProcedureStopped
-from tidegate.controlplane.journal.journal_worker import JournalWorker
+from tidegate.controlplane.journal.journal_worker import (
+    CheckpointNotPublished,
+    JournalWorker,
+    PublicationEvent,
+)
 from tidegate.drivers.entropy import SystemEntropy
 from tidegate.drivers.storage import open_store
 from tidegate.drivers.threads import SystemThreads
@@ -209,12 +213,14 @@ def test_abandoned_publication_stops_retrying_its_topic_ids_request() -> None:
         raise KafkaNotAuthorisedError("not allowed to describe it")
 
     made.journal._runner()._actions[TopicIds] = denied
-    outcomes: list[str] = []
+    events: list[PublicationEvent] = []
     complete = SimpleNamespace(checkpoint=published.checkpoint, transactions=())
-    made.publish(cast("Any", complete), cast("Any", SimpleNamespace(not_published=outcomes.append)))
-    while not outcomes:
+    made.publish(cast("Any", complete), events.append)
+    while not events:
         posted.get(timeout=10)()
-    assert outcomes == ["not allowed to describe it"]
+    assert events == [
+        CheckpointNotPublished(checkpoint=published.checkpoint, reason="not allowed to describe it")
+    ]
     assert len(asked) == 2
 
 

@@ -2,8 +2,8 @@
 
 Each attempt has one object. It is created when the journal is claimed and dropped when the attempt
 ends, so that no state of an attempt outlives it. It connects the checkpoint coordinator (pure) to
-the slot gateways. Writes to the journal and commits at the broker go to the callback `publish`,
-which the service runs in its journal thread. All methods run in the JobMaster's loop.
+the slot gateways and to the journal thread, which publishes and commits. All methods run in the
+JobMaster's loop.
 """
 
 from __future__ import annotations
@@ -39,8 +39,17 @@ from tidegate.checkpoint.coordinator_events import (
 )
 from tidegate.checkpoint.idleness import Idleness
 from tidegate.controlplane.jobmaster.slot_gateway import SlotGateway
+from tidegate.controlplane.jobmaster.storage_watch import StorageWatch
+from tidegate.controlplane.journal.journal_worker import (
+    CheckpointCommitted,
+    CheckpointNotPublished,
+    CheckpointPublished,
+    JournalWorker,
+    PublicationEvent,
+    PublicationFailed,
+)
 from tidegate.errors import ExternalError, TidegateError
-from tidegate.ids import Attempt, CheckpointId, JobName, SlotId
+from tidegate.ids import Attempt, JobName, SlotId
 from tidegate.ports.clock import Clock
 from tidegate.protocol.messages import (
     AcknowledgeCheckpoint,
@@ -57,7 +66,6 @@ from tidegate.protocol.messages import (
 )
 from tidegate.protocol.reports import SlotReport, add_counts
 from tidegate.protocol.slot_metrics import HangingCall, SlotMetrics
-from tidegate.protocol.subtask_snapshot import PreparedTransaction
 from tidegate.protocol.versions import difference
 
 SHOWN_MAX: Final = 4
@@ -90,9 +98,10 @@ class AttemptCallbacks:
     connect_slot: Callable[[RegisterSlot], SlotGateway]
     wake_at: Callable[[float], None]
     """A callback that calls `tick` at the given monotonic time."""
-    publish: Callable[[PublishCheckpoint], None]
-    """A callback that publishes, commits and settles. `published` or `publish_failed` follows, or
-    the attempt ends."""
+    stops_early: Callable[[], bool]
+    """Whether the final checkpoint is taken for a user's stop, before the end of the input."""
+    committed: Callable[[CheckpointCommitted], None]
+    """A callback for a checkpoint whose transactions are committed."""
     fail: Callable[[TidegateError], None]
 
 
@@ -106,9 +115,13 @@ class LiveAttempt:
         coordinator: CheckpointCoordinator,
         backlog: Backlog,
         callbacks: AttemptCallbacks,
+        *,
+        journal: JournalWorker,
+        storage: StorageWatch,
     ) -> None:
         self.job, self.attempt, self.coordinator = job, attempt, coordinator
         self.backlog, self._callbacks = backlog, callbacks
+        self._journal, self._storage = journal, storage
         self.slots: dict[int, RegisteredSlot] = {}
         self.deployed = False
         """Whether the deployment has begun. From then on no other slot can take a slot's place."""
@@ -339,10 +352,9 @@ class LiveAttempt:
         """Notify the coordinator that a time that it asked for has come."""
         self.dispatch(CheckpointTick(now_s=self._now()))
 
-    def update_storage_state(self, gone: str) -> None:
-        """Notify the coordinator if the state of the checkpoint storage has changed. `gone` is the
-        reason why the storage is gone, empty if it is there.
-        """
+    def update_storage_state(self) -> None:
+        """Notify the coordinator if the state of the checkpoint storage has changed."""
+        gone = self._storage.gone
         if gone != self._storage_gone:
             self._storage_gone = gone
             self.dispatch(StorageStateChanged(gone=gone, now_s=self._now()))
@@ -362,8 +374,8 @@ class LiveAttempt:
 
     def declined(self, message: DeclineCheckpoint) -> None:
         """Notify the coordinator that a subtask could not make its part of a checkpoint."""
-        self.dispatch(
-            Declined(
+        self._judge_failure(
+            lambda: Declined(
                 checkpoint=message.checkpoint,
                 subtask=message.subtask,
                 reason=message.reason,
@@ -371,39 +383,58 @@ class LiveAttempt:
             )
         )
 
-    def published(self, checkpoint: CheckpointId) -> None:
-        """Notify the coordinator that the checkpoint is in the journal."""
-        self._idleness.completed()
-        self._update_idle()
-        self.dispatch(Published(checkpoint=checkpoint, now_s=self._now()))
-
-    def publish_failed(self, checkpoint: CheckpointId, reason: str) -> None:
-        """Notify the coordinator that the checkpoint is not in the journal and never will be."""
-        self.dispatch(PublishFailed(checkpoint=checkpoint, reason=reason, now_s=self._now()))
-
-    def committed(
-        self,
-        checkpoint: CheckpointId,
-        committed: tuple[PreparedTransaction, ...],
-        reusable: tuple[PreparedTransaction, ...],
-    ) -> None:
-        """Notify the coordinator and the slots that the transactions of a publication have ended.
-        Kafka has reported CompleteCommit for all of `committed`. The journal no longer lists
-        `reusable`, and their ids may be used again.
+    def handle_publication(self, event: PublicationEvent) -> None:
+        """Handle an event of a publication of this attempt. After the end of the attempt an event
+        changes nothing, because the next recovery reads the outcome from the journal.
         """
-        self.dispatch(TransactionsCommitted(transactions=committed))
+        if isinstance(event, CheckpointNotPublished):
+            self._judge_failure(
+                lambda: PublishFailed(
+                    checkpoint=event.checkpoint, reason=event.reason, now_s=self._now()
+                )
+            )
+        elif not self.ended:
+            match event:
+                case CheckpointPublished():
+                    self._idleness.completed()
+                    self._update_idle()
+                    self.dispatch(Published(checkpoint=event.checkpoint, now_s=self._now()))
+                case CheckpointCommitted():
+                    self._committed(event)
+                case PublicationFailed():
+                    self._callbacks.fail(event.error)
+
+    def _committed(self, event: CheckpointCommitted) -> None:
+        """Notify the coordinator, the slots and the service that the transactions of a publication
+        have ended.
+        """
+        self.dispatch(TransactionsCommitted(transactions=event.committed))
         self.send_all(
             CheckpointCompleted(
                 job=self.job,
                 attempt=self.attempt,
-                checkpoint=checkpoint,
-                committed=tuple(transaction.transactional_id for transaction in committed),
-                reusable=tuple(transaction.transactional_id for transaction in reusable),
+                checkpoint=event.checkpoint,
+                committed=tuple(transaction.transactional_id for transaction in event.committed),
+                reusable=tuple(transaction.transactional_id for transaction in event.reusable),
             )
         )
+        self._callbacks.committed(event)
+
+    def _judge_failure(self, failure: Callable[[], Declined | PublishFailed]) -> None:
+        """Give the coordinator the event of a failed checkpoint, after another check of the
+        storage. If the storage has vanished, the failure does not count.
+        """
+
+        def judge() -> None:
+            self.update_storage_state()
+            self.dispatch(failure())
+
+        self._storage.check_storage_then(judge)
 
     def dispatch(self, event: CoordinatorEvent) -> None:
-        """Give the coordinator an event and carry out the instructions that it returns."""
+        """Give the coordinator an event and carry out the instructions that it returns. After the
+        end of the attempt, do nothing.
+        """
         if self.ended:
             return
         for instruction in self.coordinator.handle(event):
@@ -415,7 +446,8 @@ class LiveAttempt:
                         )
                     )
                 case PublishCheckpoint():
-                    self._callbacks.publish(instruction)
+                    stopped = instruction.final and self._callbacks.stops_early()
+                    self._journal.publish(instruction, self.handle_publication, stopped=stopped)
                 case AbortCheckpoint(checkpoint=checkpoint, reason=reason):
                     _log.warning(
                         "checkpoint aborted",

@@ -14,13 +14,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Final
 
 from tidegate.checkpoint.backlog import Backlog
 from tidegate.checkpoint.coordinator import CheckpointCoordinator
-from tidegate.checkpoint.coordinator_events import PublishCheckpoint
 from tidegate.checkpoint.coordinator_settings import CoordinatorSettings
 from tidegate.config import Config
 from tidegate.controlplane.jobmaster import events as e
@@ -47,7 +45,7 @@ from tidegate.controlplane.jobmaster.storage_watch import StorageWatch
 from tidegate.controlplane.jobmaster.waiting import waits_for
 from tidegate.controlplane.journal.effect_runner import ProcedureStopped
 from tidegate.controlplane.journal.job_plan import JobPlan, try_plan
-from tidegate.controlplane.journal.journal_worker import JournalWorker, PublicationOutcome
+from tidegate.controlplane.journal.journal_worker import CheckpointCommitted, JournalWorker
 from tidegate.controlplane.journal.recovered_job import RecoveredJob
 from tidegate.controlplane.loop import EventLoop
 from tidegate.errors import ExternalError, InternalError, StorageError, TidegateError
@@ -75,7 +73,6 @@ from tidegate.protocol.messages import (
 )
 from tidegate.protocol.reports import JobReport
 from tidegate.protocol.submission import Submission
-from tidegate.protocol.subtask_snapshot import PreparedTransaction
 
 Action = Callable[[], None]
 
@@ -177,7 +174,7 @@ class JobMaster:
                     live.heartbeat(message.ordinal, message.metrics)
                     live.acknowledged(message)
                 case DeclineCheckpoint():
-                    self._judge_failure(live, lambda: live.declined(message))
+                    live.declined(message)
                 case SubtaskInputEnded():
                     self.decide(e.SlotInputEnded(attempt=live.attempt, subtask=message.subtask))
                 case TaskFailed():
@@ -276,9 +273,12 @@ class JobMaster:
                 clock=self._drivers.clock,
                 connect_slot=lambda registered: self._connect_slot(attempt, registered),
                 wake_at=lambda time_s: self._wake_at(attempt, time_s),
-                publish=lambda complete: self._publish(attempt, complete),
+                stops_early=lambda: self._machine.stops_early,
+                committed=self._committed,
                 fail=lambda error: self._fail(attempt, error),
             ),
+            journal=self._journal,
+            storage=self._storage,
         )
         self.decide(e.Claimed(attempt=attempt))
         self._report()  # from now on the JobManager knows that there is a journal
@@ -415,57 +415,15 @@ class JobMaster:
 
         self._loop.call_later(time_s - self._drivers.clock.monotonic(), tick)
 
-    def _publish(self, attempt: Attempt, complete: PublishCheckpoint) -> None:
-        live = self._required_live()
-
-        def if_live(call: Callable[..., None]) -> Callable[..., None]:
-            """Wrap a callback so that it does nothing if the attempt is over."""
-
-            def guarded(*arguments: object) -> None:
-                if self._live is live:
-                    call(*arguments)
-
-            return guarded
-
-        outcome = PublicationOutcome(
-            published=if_live(lambda: live.published(complete.checkpoint)),
-            not_published=lambda why: self._judge_failure(
-                live, lambda: live.publish_failed(complete.checkpoint, why)
-            ),
-            committed=if_live(partial(self._committed, live, complete)),
-            failed=if_live(lambda error: self._fail(attempt, error)),
-        )
-        stopped = complete.final and self._machine.stops_early
-        self._journal.publish(complete, outcome, stopped=stopped)
-
-    def _judge_failure(self, live: LiveAttempt, failed: Action) -> None:
-        """Report a failed checkpoint to the attempt after another check of the storage. If the
-        storage has vanished, the failure does not count.
-        """
-
-        def judge() -> None:
-            if self._live is live:
-                live.update_storage_state(self._storage.gone)
-                failed()
-
-        self._storage.check_storage_then(judge)
-
-    def _committed(
-        self,
-        live: LiveAttempt,
-        complete: PublishCheckpoint,
-        committed: tuple[PreparedTransaction, ...],
-        reusable: tuple[PreparedTransaction, ...],
-    ) -> None:
-        live.committed(complete.checkpoint, committed, reusable)
+    def _committed(self, event: CheckpointCommitted) -> None:
         self._start_failures.started()
-        last = live.coordinator.counts.last
+        last = self._required_live().coordinator.counts.last
         if last is not None:
             self._reporter.completed(last)
         if not self._reporter.is_recent(REPORT_INTERVAL_S):  # otherwise `poll` reports it
             self._report()
-        if complete.final:
-            self.decide(e.FinalCheckpointCommitted(attempt=live.attempt))
+        if event.final:
+            self.decide(e.FinalCheckpointCommitted(attempt=event.checkpoint.attempt))
 
     def _schedule_zombie_fencing(self, attempt: Attempt, after_s: float) -> None:
         def sweep() -> None:
@@ -487,7 +445,7 @@ class JobMaster:
         self._storage.check_storage()
         live = self._live
         if live is not None:
-            live.update_storage_state(self._storage.gone)
+            live.update_storage_state()
             for registered in live.silent(self._config.cluster.heartbeat_timeout / 1000):
                 reason = "no heartbeat for cluster.heartbeat_timeout"
                 self._slot_silent(live.attempt, registered, reason)

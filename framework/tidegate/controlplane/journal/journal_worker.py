@@ -26,12 +26,11 @@ from tidegate.controlplane.journal.job_storage import JobStorage
 from tidegate.controlplane.journal.recovered_job import RecoveredJob
 from tidegate.errors import (
     InternalError,
-    OutcomeUnknownError,
     StorageError,
     TidegateError,
     TransactionSystemError,
 )
-from tidegate.ids import Attempt
+from tidegate.ids import Attempt, CheckpointId
 from tidegate.ports.drivers import Drivers
 from tidegate.protocol.submission import Submission
 from tidegate.protocol.subtask_snapshot import PreparedTransaction
@@ -42,16 +41,42 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PublicationOutcome:
-    """Callbacks for the steps of a publication. They run in the loop. `failed` ends the attempt.
+class CheckpointPublished:
+    """The checkpoint is in the journal. `CheckpointCommitted` or `PublicationFailed` follows."""
 
-    `committed` receives the transactions that have ended, and those whose ids may be used again.
-    """
+    checkpoint: CheckpointId
 
-    published: Callable[[], None]
-    not_published: Callable[[str], None]
-    committed: Callable[[tuple[PreparedTransaction, ...], tuple[PreparedTransaction, ...]], None]
-    failed: Callable[[TidegateError], None]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointNotPublished:
+    """The checkpoint is not in the journal and never will be. The attempt continues."""
+
+    checkpoint: CheckpointId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointCommitted:
+    """The transactions that the published checkpoint lists have ended."""
+
+    checkpoint: CheckpointId
+    final: bool
+    committed: tuple[PreparedTransaction, ...]
+    """The transactions for which Kafka has reported CompleteCommit."""
+    reusable: tuple[PreparedTransaction, ...]
+    """The transactions that the journal no longer lists. Their ids may be used again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublicationFailed:
+    """The publication, its commit or the cleanup after it failed. The attempt cannot continue."""
+
+    error: TidegateError
+
+
+PublicationEvent = (
+    CheckpointPublished | CheckpointNotPublished | CheckpointCommitted | PublicationFailed
+)
 
 
 class JournalWorker:
@@ -151,17 +176,26 @@ class JournalWorker:
         self._submit(work)
 
     def publish(
-        self, complete: PublishCheckpoint, outcome: PublicationOutcome, *, stopped: bool = False
+        self,
+        complete: PublishCheckpoint,
+        handle: Callable[[PublicationEvent], None],
+        *,
+        stopped: bool = False,
     ) -> None:
-        """Publish a checkpoint, then commit and settle the transactions that it lists."""
+        """Publish a checkpoint, then commit and settle the transactions that it lists. `handle`
+        receives the events. An event may come after `abandon`, because the publication had begun.
+        """
         generation = self._generation
 
         def is_canceled() -> bool:
             return generation != self._generation
 
+        def report(event: PublicationEvent) -> None:
+            self._post(lambda: handle(event))
+
         def work() -> None:
             if not is_canceled():
-                self._publish(complete, outcome, stopped=stopped, is_canceled=is_canceled)
+                self._publish(complete, report, stopped=stopped, is_canceled=is_canceled)
 
         self._submit(work)
 
@@ -214,37 +248,40 @@ class JournalWorker:
     def _publish(
         self,
         complete: PublishCheckpoint,
-        outcome: PublicationOutcome,
+        report: Callable[[PublicationEvent], None],
         *,
         stopped: bool,
         is_canceled: Callable[[], bool],
     ) -> None:
-        claimed, post = self.journal.claimed, self._post
-        if claimed is None or claimed.attempt != complete.checkpoint.attempt:
+        claimed, checkpoint = self.journal.claimed, complete.checkpoint
+        if claimed is None or claimed.attempt != checkpoint.attempt:
             return  # the attempt ended while this waited
         try:
             reusable = self.journal.publish(complete, stopped=stopped, is_canceled=is_canceled)
         except (StorageError, TransactionSystemError) as error:
-            if isinstance(error, OutcomeUnknownError):
-                _fail(post, outcome, error)
-            else:
-                reason = str(error)
-                post(lambda: outcome.not_published(reason))
+            report(CheckpointNotPublished(checkpoint=checkpoint, reason=str(error)))
             return
         except TidegateError as error:
-            _fail(post, outcome, error)
+            report(PublicationFailed(error=error))
             return
-        post(outcome.published)
+        report(CheckpointPublished(checkpoint=checkpoint))
         try:
             committed, settled = self.journal.commit()
         except TidegateError as error:
-            _fail(post, outcome, error)
+            report(PublicationFailed(error=error))
             return
-        post(lambda: outcome.committed(committed, (*reusable, *settled)))
+        report(
+            CheckpointCommitted(
+                checkpoint=checkpoint,
+                final=complete.final,
+                committed=committed,
+                reusable=(*reusable, *settled),
+            )
+        )
         try:
             self.journal.clean_up()
         except TidegateError as error:
-            _fail(post, outcome, error)
+            report(PublicationFailed(error=error))
 
     def _submit(self, work: Action) -> None:
         self._thread.submit(self._report_errors(work))
@@ -257,12 +294,6 @@ class JournalWorker:
                 self._post(partial(_raise, error))
 
         return guarded
-
-
-def _fail(
-    post: Callable[[Action], None], outcome: PublicationOutcome, error: TidegateError
-) -> None:
-    post(lambda: outcome.failed(error))
 
 
 def _raise(error: BaseException) -> None:
