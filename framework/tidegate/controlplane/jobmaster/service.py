@@ -42,7 +42,6 @@ from tidegate.controlplane.jobmaster.slot_gateway import SlotGateway
 from tidegate.controlplane.jobmaster.slot_requests import SlotRequests
 from tidegate.controlplane.jobmaster.slot_shutdown import CLOSE_S_MIN, SlotShutdown
 from tidegate.controlplane.jobmaster.storage_watch import StorageWatch
-from tidegate.controlplane.jobmaster.waiting import waits_for
 from tidegate.controlplane.journal.effect_runner import ProcedureStopped
 from tidegate.controlplane.journal.job_plan import JobPlan, try_plan
 from tidegate.controlplane.journal.journal_worker import CheckpointCommitted, JournalWorker
@@ -50,6 +49,7 @@ from tidegate.controlplane.journal.recovered_job import RecoveredJob
 from tidegate.controlplane.loop import EventLoop
 from tidegate.errors import ExternalError, InternalError, StorageError, TidegateError
 from tidegate.ids import Attempt, SlotId
+from tidegate.message_text import counted
 from tidegate.ports.drivers import Drivers
 from tidegate.protocol.errors import ErrorReport
 from tidegate.protocol.job_state import ENDED, JobState
@@ -472,7 +472,7 @@ class JobMaster:
 
     def _observe_delay(self) -> None:
         now_s = self._drivers.clock.monotonic()
-        self._delays.observe(now_s, waits_for(self._machine, self._live, self._slot_shutdown))
+        self._delays.observe(now_s, self._waits_for())
         delay = self._delays.to_log(now_s)
         if delay is not None:
             _log.warning(
@@ -483,6 +483,27 @@ class JobMaster:
                     "waiting_for": delay.text,
                 },
             )
+
+    def _waits_for(self) -> str:
+        """Return a text that says what the job waits for. Empty if the job does not wait. It is for
+        the status and the log, and the waiting code has its own deadlines.
+        """
+        match self._machine.state:
+            case JobState.CLOSING:
+                return self._slot_shutdown.waits_for
+            case JobState.INITIALIZING:
+                return (
+                    "The recovery commits the last checkpoint and fences transactions of older "
+                    "attempts"
+                )
+            case JobState.WAITING_FOR_SLOTS:
+                missing = self._machine.slots_missing
+                return f"{counted(missing, 'slot')} {'is' if missing == 1 else 'are'} missing"
+            case JobState.DEPLOYING:
+                return "The slots restore their state and open their functions"
+            case JobState.RUNNING | JobState.STOPPING if self._live is not None:
+                return self._live.waits_for()
+        return ""
 
     def _report_now(self) -> JobReport:
         self._observe_delay()
