@@ -16,7 +16,7 @@ from tidegate.config import Config
 from tidegate.controlplane.jobmaster import events as e
 from tidegate.controlplane.jobmaster import service
 from tidegate.controlplane.jobmaster.events import Close
-from tidegate.controlplane.jobmaster.slot_shutdown import RELEASE_S
+from tidegate.controlplane.jobmaster.job_slots import RELEASE_S
 from tidegate.controlplane.journal.effect_runner import ProcedureStopped
 from tidegate.errors import (
     DataLossError,

@@ -31,6 +31,7 @@ from tidegate.controlplane.jobmaster.hanging_calls import (
     stop_note,
 )
 from tidegate.controlplane.jobmaster.job_reporter import JobReporter
+from tidegate.controlplane.jobmaster.job_slots import CLOSE_S_MIN, SlotRequests, SlotShutdown
 from tidegate.controlplane.jobmaster.jobmanager_gateway import (
     DRAIN_S,
     DRAIN_WITHOUT_STORAGE_S,
@@ -39,8 +40,6 @@ from tidegate.controlplane.jobmaster.jobmanager_gateway import (
 from tidegate.controlplane.jobmaster.machine import JobMachine
 from tidegate.controlplane.jobmaster.restarts import StartFailures, restart_strategy
 from tidegate.controlplane.jobmaster.slot_gateway import SlotGateway
-from tidegate.controlplane.jobmaster.slot_requests import SlotRequests
-from tidegate.controlplane.jobmaster.slot_shutdown import CLOSE_S_MIN, SlotShutdown
 from tidegate.controlplane.jobmaster.storage_watch import StorageWatch
 from tidegate.controlplane.journal.effect_runner import ProcedureStopped
 from tidegate.controlplane.journal.job_plan import JobPlan, try_plan
