@@ -35,7 +35,7 @@ soak: .venv/installed  ## random kills for a long time: make soak MINUTES=60
 chaos: .venv-spark/installed  ## every step attacked on real clusters, into docs/evidence/kill-matrix.md: make chaos [CELLS=...] [MISSING=1]
 	set -f; $(spark_bin)/python -m integration.faults.kill_matrix --seed $(or $(SEED),1) $(if $(MISSING),--missing) $(CELLS)
 sim: .venv/installed  ## simulated clusters under faults until stopped: make sim [FROM=1] [BACKFILLS=1] [EVENT_TIME=1]
-	$(bin)/tidegate sim $(if $(BACKFILLS),--backfills) $(if $(EVENT_TIME),--event-time) --seeds $(or $(FROM),1)..
+	$(bin)/python -m tests.simulator $(if $(BACKFILLS),--backfills) $(if $(EVENT_TIME),--event-time) --seeds $(or $(FROM),1)..
 golden: .venv/installed  ## a new generation of golden storages, after a change of what is stored: make golden [CASE=...]
 	$(bin)/python -m tests.golden.make $(if $(CASE),--case $(CASE))
 images: .venv/installed  ## container images for the tests, where a Docker engine answers
@@ -52,7 +52,7 @@ types: .venv/installed  ## mypy, strict
 	$(bin)/mypy --no-error-summary
 lock: .venv/installed  ## resolve again: Python packages for every platform, Kafka's jars
 	$(compile) --output-file bootstrap.lock bootstrap.in
-	$(compile) --extra broker --extra dev --extra docs --extra sim --output-file requirements.lock pyproject.toml
+	$(compile) --extra broker --extra dev --extra docs --output-file requirements.lock pyproject.toml
 	$(compile) --extra spark --group spark-build --constraint requirements.lock \
 	    --output-file requirements-spark.lock pyproject.toml
 	echo 'pyspark==4.2.*' | $(compile) --output-file requirements-spark-4.2.lock -
@@ -124,11 +124,11 @@ $(spark_4_2)/installed: requirements-spark-4.2.lock .venv-spark/installed
 # An older anyio has a plugin that the newest pytest refuses. No test uses it, so `test-lowest` leaves it out.
 lowest_tests := tests/api tests/cli tests/dataplane tests/drivers tests/pipelines tests/testing \
 	integration/cli/test_scripts.py --ignore tests/api/test_type_errors.py
-lowest_tools := check-jsonschema|pytest|pytest-timeout|pytest-xdist|hypothesis|psutil|mypy|ruff|hatchling|hatch-fancy-pypi-readme|editables
+lowest_tools := check-jsonschema|greenlet|pytest|pytest-timeout|pytest-xdist|hypothesis|psutil|mypy|ruff|hatchling|hatch-fancy-pypi-readme|editables
 .venv-lowest/installed: Makefile pyproject.toml requirements.lock | .venv/installed
 	@echo "setting up .venv-lowest" >&2
 	@$(bin)/uv venv --quiet --clear --seed --python $(bin)/python .venv-lowest
-	@$(bin)/uv pip compile --quiet --resolution lowest-direct --python-version 3.11 --extra broker --extra sim \
+	@$(bin)/uv pip compile --quiet --resolution lowest-direct --python-version 3.11 --extra broker \
 	    --output-file .venv-lowest/lowest.txt pyproject.toml
 	@sed -nE 's/^(($(lowest_tools))==[^ ]+).*/\1/p' requirements.lock >.venv-lowest/tools.txt
 	@$(bin)/uv pip install --quiet --python .venv-lowest/bin/python --only-binary :all: \

@@ -64,9 +64,9 @@ SEEDS: Final = Step(
     (
         "--quiet",
         *("-m", "seeds"),
-        "tests/sim/test_seeds.py::test_seeds_are_exact[150]",
-        "tests/sim/test_backfills.py::test_seeds_are_exact[75]",
-        "tests/sim/test_event_time.py::test_seeds_are_exact[75]",
+        "tests/simulator/tests/test_seeds.py::test_seeds_are_exact[150]",
+        "tests/simulator/tests/test_backfills.py::test_seeds_are_exact[75]",
+        "tests/simulator/tests/test_event_time.py::test_seeds_are_exact[75]",
     ),
 )
 BROKERS: Final = Step("brokers", ("integration", *NO_SPARK, *THREE_FILES, *QUICK))

@@ -30,7 +30,7 @@ import importlib, pkgutil, sys
 import tidegate
 missing = set()
 for found in pkgutil.walk_packages(tidegate.__path__, "tidegate."):
-    if found.name.startswith(("tidegate.sim.", "tidegate.backfill.spark.")):
+    if found.name.startswith("tidegate.backfill.spark."):
         continue
     if found.name.endswith("__main__"):
         continue
@@ -114,7 +114,7 @@ def test_clean_environment_runs_the_command_and_a_test_of_a_pipeline(
 def test_no_module_of_the_wheel_needs_a_package_that_the_wheel_does_not_require(
     clean: Path, tmp_path: Path
 ) -> None:
-    """Only the simulator and the executor of Spark need an extra."""
+    """Only the executor of Spark needs an extra."""
     assert run(tmp_path, clean / "python", "-W", "ignore", "-c", IMPORT_ALL).strip() == ""
     installed = run(tmp_path, UV, "pip", "list", "--python", clean / "python", "--format", "freeze")
     names = {line.partition("==")[0] for line in installed.split()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import re
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tidegate.cli import sim
 from tidegate.cli.cluster import session
 from tidegate.cli.main import app, main
 from tidegate.cli.run import local_run
@@ -94,37 +92,6 @@ def test_submit_command_is_refused_if_no_kafka_broker_answers(
     monkeypatch.setattr(session, "check_kafka", silent)
     with pytest.raises(RefusedError, match="No Kafka broker answered"):
         run("submit", REFERENCE)
-
-
-@pytest.mark.parametrize("seeds", ["5..3", "5..5"])
-def test_empty_range_of_seeds_is_refused(seeds: str) -> None:
-    with pytest.raises(ConfigError, match=f"--seeds '{seeds}' is empty"):
-        run("sim", "--seeds", seeds)
-
-
-@pytest.mark.parametrize("seeds", ["7", "..", "a..b", "1..b", "-1..5"])
-def test_seeds_that_are_not_a_range_are_refused(
-    monkeypatch: pytest.MonkeyPatch, seeds: str
-) -> None:
-    monkeypatch.setattr(sim, "_many", lambda *_, **__: False)
-    with pytest.raises(
-        ConfigError, match=f"--seeds '{seeds}' is not a range: write A..B, or A.. to"
-    ):
-        run("sim", "--seeds", seeds)
-
-
-def test_error_names_the_missing_extra_of_the_simulator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "greenlet", None)
-    with pytest.raises(
-        ConfigError, match=r"needs the extra `sim`. Install it: pip install 'tidegate\[sim\]'"
-    ):
-        run("sim", "--seed", "1")
-
-
-def test_sim_command_has_exit_code_1_after_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
-    for violated in (False, True):
-        monkeypatch.setattr(sim, "_replay", lambda *_, violated=violated, **__: violated)
-        assert run("sim", "--seed", "1") == violated
 
 
 def test_running_kafka_broker_is_not_started_with_more_nodes(

@@ -102,7 +102,7 @@ class ExchangeContract:
         """A close timeout so long that a test fails if an exchange waits for it, also on a slow
         machine.
         """
-        for driver in ("tidegate.drivers.exchange.sockets", "tidegate.sim.exchange"):
+        for driver in ("tidegate.drivers.exchange.sockets", "tests.simulator.exchange"):
             monkeypatch.setattr(f"{driver}.CLOSE_TIMEOUT_S", 6 * SOON_S)
 
     # --- frames ---

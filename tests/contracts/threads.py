@@ -1,7 +1,7 @@
 """What `ports.threads` promises, for the standard library's objects and the simulator's.
 
 Each rule runs inside a thread of the driver; what it asserts there must hold in any schedule, so it
-takes no time as a proof. `RULES` is run by `tests/sim/test_threads.py` on both.
+takes no time as a proof. `RULES` is run by `tests/simulator/tests/test_threads.py` on both.
 """
 
 from __future__ import annotations

@@ -14,12 +14,12 @@ from typing import Any, Final
 
 import msgspec
 
+from tests.simulator.kafka.cluster import FakeKafka, FakeProcess
+from tests.simulator.kafka.coordinator import _Transaction
+from tests.simulator.kafka.log import Record
 from tidegate.drivers.system import SystemDrivers
 from tidegate.ids import TransactionalId
 from tidegate.ports.kafka import TransactionState
-from tidegate.sim.kafka.cluster import FakeKafka, FakeProcess
-from tidegate.sim.kafka.coordinator import _Transaction
-from tidegate.sim.kafka.log import Record
 from tidegate.stream_elements import TopicPartition
 
 STORAGES: Final = Path(__file__).parent / "storages"

@@ -16,10 +16,10 @@ from tests.dataplane.sinks.test_writer import Bench
 from tests.dataplane.state.job import Step, declare
 from tests.dataplane.test_task import World as TaskWorld
 from tests.mutants.planting import COSTLY, Detector
+from tests.simulator.plan import Plan
+from tests.simulator.run import plan_of as plan
+from tests.simulator.run import run_seed
 from tidegate.api.state import ValueState
-from tidegate.sim.plan import Plan
-from tidegate.sim.run import plan_of as plan
-from tidegate.sim.run import run_seed
 
 MISTAKES = ("NameError", "AttributeError", "ImportError", "SyntaxError")
 

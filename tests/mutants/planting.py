@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from tests.dataplane.channels.test_flow import Broken
-from tests.sim.traffic import Wrong
+from tests.simulator.tests.traffic import Wrong
 from tidegate.errors import TidegateError
 
 Detector = Callable[[int], object]

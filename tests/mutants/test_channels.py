@@ -12,9 +12,9 @@ from tests.dataplane.channels.test_flow import Flow
 from tests.drivers.exchange import test_wire as wire_tests
 from tests.mutants.finders import once
 from tests.mutants.planting import Edit, Mutant, assert_found, mutant_params
-from tests.sim import test_exchange as exchange_tests
-from tests.sim.contracts import World
-from tests.sim.traffic import Traffic
+from tests.simulator.tests import test_exchange as exchange_tests
+from tests.simulator.tests.contracts import World
+from tests.simulator.tests.traffic import Traffic
 from tests.slot import test_stale as slot_tests
 from tidegate.controlplane.jobmaster.attempt import LiveAttempt
 from tidegate.controlplane.jobmaster.machine import JobMachine

@@ -11,6 +11,7 @@ from tests.dataplane.sources import test_watermarks as source_tests
 from tests.dataplane.time import test_valve as valve_tests
 from tests.mutants.finders import event_time, event_time_in, once
 from tests.mutants.planting import Edit, Mutant, assert_found, mutant_params
+from tests.simulator.plan import Plan
 from tests.testing import test_with_timestamps as stamped_tests
 from tests.testing.test_barriers_in_flight import judge as in_flight
 from tidegate.checkpoint.restore import _combined_ms, _resolve_splits
@@ -25,7 +26,6 @@ from tidegate.dataplane.state.backend import KeyedStateBackend
 from tidegate.dataplane.state.state_accessors import TimerAccessor
 from tidegate.dataplane.state.step import restored_watermark
 from tidegate.dataplane.time.valve import WatermarkValve
-from tidegate.sim.plan import Plan
 
 RUNS = 40
 """Runs of the simulator."""

@@ -16,6 +16,7 @@ from tests.dataplane import test_shared_view as view_tests
 from tests.mutants.finders import once, quiet, simulator_where
 from tests.mutants.planting import Detector, Edit, Mutant, assert_found, mutant_params
 from tests.mutants.test_commit_protocol import NO_TOPIC_IDS
+from tests.simulator import mishaps, swaps
 from tidegate.commit.claim import _refuse, _refuse_used_name
 from tidegate.commit.cluster_check import refuse_manifest, refuse_other_cluster
 from tidegate.commit.fencing import fence_older_attempts
@@ -24,7 +25,6 @@ from tidegate.controlplane.jobmaster.machine import JobMachine
 from tidegate.controlplane.jobmaster.storage_watch import StorageWatch
 from tidegate.controlplane.journal.job_storage import JobStorage
 from tidegate.dataplane.shared_view import _check_storage, check_view
-from tidegate.sim import mishaps, swaps
 
 
 def backup(test: Callable[[tail_tests.Backup], object]) -> Detector:

@@ -16,14 +16,14 @@ from tests.dataplane.waves.test_run_check import assert_whole, executed, passes
 from tests.mutants.finders import backfills, backfills_in, once
 from tests.mutants.planting import Edit, Mutant, assert_found, mutant_params
 from tests.mutants.test_trust import in_a_folder
+from tests.simulator.pipelines import Branched, FlatMapped, Scattered, Shuffled, Stateless, United
+from tests.simulator.plan import Plan
 from tidegate.backfill.driver import Backfill, with_ends
 from tidegate.checkpoint.run_check import check_runs
 from tidegate.dataplane.state.snapshots import SnapshotUploader
 from tidegate.dataplane.waves.level_task import LevelTask
 from tidegate.dataplane.waves.receiving import RowReceiver
 from tidegate.dataplane.waves.sending import RowSender
-from tidegate.sim.pipelines import Branched, FlatMapped, Scattered, Shuffled, Stateless, United
-from tidegate.sim.plan import Plan
 
 DISORDER = 0.3
 SEEDS = 2000

@@ -16,6 +16,8 @@ from tests.dataplane.windows import subtasks as subtasks_of_step
 from tests.dataplane.windows import test_session_tables as session_tests
 from tests.mutants.finders import event_time_in
 from tests.mutants.planting import Detector, Edit, Mutant, assert_found, mutant_params
+from tests.simulator.plan import Plan
+from tests.simulator.window_pipelines import CALENDAR, SESSION, SLIDING, TUMBLING
 from tidegate.dataplane.state.window_tables import Table, WindowTables
 from tidegate.dataplane.windows import accumulator_source
 from tidegate.dataplane.windows.aligned import AlignedWindows
@@ -25,8 +27,6 @@ from tidegate.dataplane.windows.operator import WindowOperator
 from tidegate.dataplane.windows.session_operator import SessionWindows
 from tidegate.dataplane.windows.sliding_operator import SlidingWindows
 from tidegate.dataplane.windows.table_operator import TableWindows
-from tidegate.sim.plan import Plan
-from tidegate.sim.window_pipelines import CALENDAR, SESSION, SLIDING, TUMBLING
 
 RUNS = 20
 """Runs of the simulator."""

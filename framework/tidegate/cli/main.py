@@ -29,7 +29,6 @@ from tidegate.cli.project.dev import dev
 from tidegate.cli.project.new import new
 from tidegate.cli.run.command import run
 from tidegate.cli.run.create_topics import RunCommand
-from tidegate.cli.sim import sim
 from tidegate.drivers.process.user_forks import watch_forks
 from tidegate.drivers.process.user_signals import guard_handlers
 from tidegate.errors import Domain, TidegateError
@@ -73,7 +72,6 @@ app.command()(checkpoints)
 app.command()(config)
 app.command()(graph)
 app.command()(completion)
-app.command()(sim)
 
 
 def _print_version(asked: bool) -> None:

@@ -12,6 +12,8 @@ import msgspec
 import pytest
 
 from tests.drivers.kafka.clocks import SleepingClock
+from tests.simulator.kafka.cluster import FakeKafka
+from tests.simulator.kafka.log import Record
 from tidegate import Json, KafkaSink, KafkaSource, Pipeline, build
 from tidegate.checkpoint.manifest import Manifest
 from tidegate.checkpoint.state_metadata import SourceMetadata, StateMetadata
@@ -32,8 +34,6 @@ from tidegate.errors import (
 from tidegate.ids import Attempt, CheckpointId, JobName, SubtaskIndex, Uid, VertexId
 from tidegate.protocol.submission import PartitionEnd
 from tidegate.protocol.subtask_snapshot import SourceSplit, SubtaskSnapshot
-from tidegate.sim.kafka.cluster import FakeKafka
-from tidegate.sim.kafka.log import Record
 from tidegate.stream_elements import TopicPartition
 
 BEGAN_S = 1000.0

@@ -12,7 +12,7 @@ from tests.contracts.kafka_topics import TopicContract
 from tests.contracts.kafka_transactions import TransactionContract
 from tests.contracts.kafka_visibility import VisibilityContract
 from tests.drivers.kafka.clocks import SleepingClock
-from tidegate.sim.kafka.cluster import FakeKafka
+from tests.simulator.kafka.cluster import FakeKafka
 
 
 def under_test(

@@ -12,17 +12,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from tests.drivers.kafka.clocks import SleepingClock
-from tidegate.errors import (
-    InternalError,
-    KafkaError,
-    KafkaUnavailableError,
-    TransactionError,
-)
-from tidegate.ids import TransactionalId
-from tidegate.ports.kafka import EndTxnResult, Producer, TransactionDescription, TransactionState
-from tidegate.sim.kafka.cluster import FakeKafka, FakeProcess
-from tidegate.sim.kafka.coordinator import EPOCH_LAST
-from tidegate.sim.kafka.faults import (
+from tests.simulator.kafka.cluster import FakeKafka, FakeProcess
+from tests.simulator.kafka.coordinator import EPOCH_LAST
+from tests.simulator.kafka.faults import (
     PROCEED,
     Api,
     Call,
@@ -33,7 +25,15 @@ from tidegate.sim.kafka.faults import (
     refused,
     unreachable,
 )
-from tidegate.sim.kafka.log import Marker
+from tests.simulator.kafka.log import Marker
+from tidegate.errors import (
+    InternalError,
+    KafkaError,
+    KafkaUnavailableError,
+    TransactionError,
+)
+from tidegate.ids import TransactionalId
+from tidegate.ports.kafka import EndTxnResult, Producer, TransactionDescription, TransactionState
 from tidegate.stream_elements import TopicPartition
 
 NAME = TransactionalId("tidegate.job.0")
