@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from integration.support.running import in_time
 from integration.support.user_project import Folder, Run
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 
@@ -228,7 +229,7 @@ def test_timers_and_windows_that_hang_in_a_burst_or_a_drain_are_named_and_killed
             else:
                 outcome = run.stop()
             assert outcome.code == (130 if cases[what, when] == "cancel" else 4), outcome.err
-            assert time.monotonic() - began_s < REPORTED_S_MAX
+            in_time(time.monotonic() - began_s < REPORTED_S_MAX, "it took too long")
             last = reports(run)[-1]
             if cases[what, when] == "cancel":
                 assert last["state"] == "CANCELED", last

@@ -15,6 +15,7 @@ import pytest
 from confluent_kafka import Producer
 
 from integration.support.brokers import Kafka, TopicFactory, unique
+from integration.support.running import in_time
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
 
@@ -277,5 +278,5 @@ def test_broker_that_does_not_answer_is_an_error_within_seconds(tmp_path: Path) 
     began_s = time.monotonic()
     _, error = shell.run("topics", "create", "orders", code=1)
     assert "127.0.0.1:9 refuses connections" in error
-    assert time.monotonic() - began_s < 30
+    in_time(time.monotonic() - began_s < 30, "it took too long")
     assert [path.name for path in tmp_path.iterdir()] == ["tidegate.toml"]

@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 from integration.faults.kill_points.killed_runs import Job
+from integration.support.running import in_time
 from integration.support.session_cluster import TIDEGATE, tidegate
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 
@@ -154,7 +155,7 @@ def test_a_server_on_the_network_warns_at_its_start(tmp_path: Path) -> None:
     try:
         until_s = time.monotonic() + 60
         while tidegate("list", "--jobmanager", f"127.0.0.1:{port}", folder=tmp_path).returncode:
-            assert time.monotonic() < until_s, log.read_text(encoding="utf-8")
+            in_time(time.monotonic() < until_s, log.read_text(encoding="utf-8"))
         assert "without encryption and authentication" in log.read_text(encoding="utf-8")
     finally:
         server.terminate()

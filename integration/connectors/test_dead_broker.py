@@ -20,6 +20,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from integration.support.running import in_time
 from tidegate.drivers.kafka.admin import KafkaClusterAdmin
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 from tidegate.drivers.kafka.transactions import KafkaTransactionAdmin
@@ -68,7 +69,7 @@ def test_requests_do_not_wait_for_a_dead_broker_after_failover(
         _wait_until(brokers, lambda part: part.leader not in {dead, -1}, TOPIC)
         failover_s = time.monotonic()
         answered.join(GIVE_UP_S)
-        assert time.monotonic() - failover_s < BESIDE_S
+        in_time(time.monotonic() - failover_s < BESIDE_S, "it took too long")
     finally:
         brokers.restart(node)
         _wait_until(brokers, lambda part: len(part.isrs) == NODES)

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from integration.support.brokers import Kafka
+from integration.support.running import in_time
 from integration.support.user_project import TOTALS, Folder
 
 ROOT = Path(__file__).parents[2]
@@ -209,7 +210,7 @@ def await_text(output: Path, text: str, process: subprocess.Popen[bytes]) -> Non
     end_s = time.monotonic() + 90
     while text not in output.read_text(errors="replace"):
         assert process.poll() is None, output.read_text()
-        assert time.monotonic() < end_s, output.read_text()
+        in_time(time.monotonic() < end_s, output.read_text())
         time.sleep(0.1)
 
 

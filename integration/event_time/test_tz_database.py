@@ -17,7 +17,7 @@ import pytest
 import tzdata  # type: ignore[import-untyped]
 
 from integration.support.brokers import Kafka
-from integration.support.running import ROOT
+from integration.support.running import ROOT, in_time
 from integration.support.session_cluster import TIDEGATE, tidegate
 from integration.support.user_project import Folder
 from tidegate.drivers.kafka import die_with_parent
@@ -88,7 +88,7 @@ def wait_for(folder: Folder, at: str, what: str, condition: Callable[[str], bool
         said = tidegate("status", folder.job, "--jobmanager", at, "--json").stdout
         if condition(said):
             return said
-        assert time.monotonic() < end_s, f"no {what}: {said}"
+        in_time(time.monotonic() < end_s, f"no {what}: {said}")
         time.sleep(0.3)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from integration.support.brokers import Kafka
-from integration.support.running import owned
+from integration.support.running import in_time, owned
 from integration.support.session_cluster import POLL_S, TIDEGATE, tidegate
 from integration.support.user_project import Folder
 from tidegate.drivers.kafka.broker_config import choose_ports
@@ -87,14 +87,14 @@ def wait_for_error(job: str, at: str, kind: str) -> dict[str, Any]:
         report = status(job, at)
         if report["error"] is not None and report["error"]["kind"] == kind:
             return report
-        assert time.monotonic() < end_s, report
+        in_time(time.monotonic() < end_s, report)
         time.sleep(POLL_S)
 
 
 def wait_until_read(folder: Folder, count: int) -> None:
     end_s = time.monotonic() + TIMEOUT_S
     while len(folder.read("totals")) < count:
-        assert time.monotonic() < end_s, "the job does not continue"
+        in_time(time.monotonic() < end_s, "the job does not continue")
         time.sleep(POLL_S)
 
 

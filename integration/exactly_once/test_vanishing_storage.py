@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from integration.support.resource_usage import kind_of
+from integration.support.running import in_time
 from integration.support.session_cluster import TIDEGATE
 from integration.support.user_project import Folder, Run
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
@@ -190,7 +191,7 @@ def test_a_session_jobmanager_that_starts_without_its_storage_waits_for_it(
         until_s = time.monotonic() + 60
         while what not in log.read_text(encoding="utf-8"):
             assert server.poll() is None, log.read_text(encoding="utf-8")
-            assert time.monotonic() < until_s, log.read_text(encoding="utf-8")
+            in_time(time.monotonic() < until_s, log.read_text(encoding="utf-8"))
             time.sleep(0.1)
 
     first = serve()

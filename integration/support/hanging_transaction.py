@@ -21,6 +21,8 @@ from kafka.protocol.producer.produce import ProduceRequest
 from kafka.protocol.producer.transaction import InitProducerIdRequest
 from kafka.record.memory_records import MemoryRecordsBuilder
 
+from integration.support.running import in_time
+
 LENIENT = {"transaction.partition.verification.enable": "false"}
 """The broker setting that `hang` needs."""
 BEFORE_KIP_890 = 11
@@ -90,5 +92,5 @@ def _producer_id(admin: Any, transactional_id: str | None) -> int:
         if answer is not None and not answer.error_code:
             assert answer.producer_epoch == 0
             return int(answer.producer_id)
-        assert time.monotonic() < end_s, answer
+        in_time(time.monotonic() < end_s, answer)
         time.sleep(0.1)

@@ -45,6 +45,12 @@ class TooLateError(GaveUpError, AssertionError):
     """
 
 
+def in_time(passed: object, what: object) -> None:
+    """Raise TooLateError if a comparison with a time limit is false."""
+    if not passed:
+        raise TooLateError(str(what))
+
+
 def owned(
     command: Sequence[str],
     *,
