@@ -2,10 +2,9 @@
 process.
 
 A parent starts a child with `python -m tidegate.role ROLE`, or forks it, and passes the arguments
-on standard input (`drivers/process`). Roles are `jobmanager`, `jobmaster`, `taskmanager`, the fork
-server (its process kind is `zygote`), and `slot`, which is a fork of the fork server. No other
-module connects drivers to the control plane and the data plane: a service receives what it needs as
-ports.
+on standard input (`drivers/process`). Roles are `jobmanager`, `jobmaster`, `taskmanager`,
+`fork-server`, and `slot`, which is a fork of the fork server. No other module connects drivers to
+the control plane and the data plane: a service receives what it needs as ports.
 
 Four rules hold for every role. A process ends with its parent. It ignores SIGINT, because the
 command line interprets a Ctrl-C. SIGTERM is an orderly exit. The exit never waits for threads that
@@ -119,14 +118,14 @@ _PRELOADED: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "tidegate.drivers.kafka.transactions",
         ),
         "taskmanager": (TASKMANAGER_MAIN, _RPC),
-        "zygote": (*_LIBRARIES_OF_SLOTS, SLOT_MAIN),
+        "fork-server": (*_LIBRARIES_OF_SLOTS, SLOT_MAIN),
     }
 )
 """The modules of each role. A process imports those of its role and of its first children before it
 forks these. As with the libraries of slots, these imports must not start a thread or open a file.
 """
 _FIRST_CHILDREN: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"jobmanager": ("taskmanager", "jobmaster"), "taskmanager": ("zygote",)}
+    {"jobmanager": ("taskmanager", "jobmaster"), "taskmanager": ("fork-server",)}
 )
 """The roles that each role starts as soon as it serves. It forks them before."""
 
@@ -376,7 +375,7 @@ def run_role(role: str) -> NoReturn:
         logs = cluster_spec.config.logs
         sys.stderr = rotating_text(2, Path(given["log"]), logs.max_file_size)
         set_up_logging(logs.level, role=role, pid=os.getpid())
-        if role != "zygote":  # which ends with the TaskManager's socket, and must have no thread
+        if role != "fork-server":  # it ends with the TaskManager's socket, and has no thread
             exit_with_parent()
         arguments = {**given["arguments"], "fds": given["fds"]}
         status = _ROLES[role](cluster_spec, arguments, children)
@@ -545,7 +544,7 @@ def run_slot_program(given: int, stacks: int) -> NoReturn:
     signal.signal(signal.SIGTERM, _exit_on_signal)
     cluster_spec = ClusterSpec.from_dict(arguments["common"])
     sys.path[:0] = cluster_spec.path
-    _preload("zygote")
+    _preload("fork-server")
     role = _slot_role(cluster_spec, arguments["arguments"])
     from tidegate.drivers.process.fork_server import become_slot
 
@@ -596,5 +595,5 @@ _ROLES: dict[str, Callable[[ClusterSpec, dict[str, Any], Mapping[str, Prestarted
     "jobmanager": _jobmanager,
     "jobmaster": _jobmaster,
     "taskmanager": _taskmanager,
-    "zygote": _fork_server,
+    "fork-server": _fork_server,
 }

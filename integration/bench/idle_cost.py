@@ -33,7 +33,7 @@ LOAD_PER_S: Final = 20_000
 PYTHON, GRPC, KAFKA, OTHER = "Python", "gRPC", "librdkafka", "others"
 CAUSES: Final = (PYTHON, GRPC, KAFKA, OTHER)
 _GRPC_THREADS: Final = ("event_engine", "grpc", "resolver", "timer_manager")
-_ORDER: Final = ("client", "jobmanager", "jobmaster", "taskmanager", "zygote", "slot")
+_ORDER: Final = ("client", "jobmanager", "jobmaster", "taskmanager", "fork-server", "slot")
 COLUMNS: Final = (
     "process",
     "PSS MB",

@@ -38,7 +38,7 @@ RECOVERY_GOAL: Final = "1.7 s"
 """Goal of a recovery. It is the checkpoint interval of 1 s, plus 0.7 s."""
 GIVE_UP_S: Final = 90.0
 FEED_PER_S: Final = 1_000
-CLUSTER: Final = ("jobmanager", "jobmaster", "taskmanager", "zygote", "slot")
+CLUSTER: Final = ("jobmanager", "jobmaster", "taskmanager", "fork-server", "slot")
 
 
 def measure_startup_recovery(rig: Rig, rounds: int, *, quick: bool) -> Table:

@@ -157,7 +157,7 @@ class TestPrestartedProcesses(ProcessesContract):
         assert "the jobmaster process failed" in (tmp_path / "logs" / "children.log").read_text()
 
 
-@pytest.mark.parametrize("role", ["jobmanager", "taskmanager", "zygote", "jobmaster"])
+@pytest.mark.parametrize("role", ["jobmanager", "taskmanager", "fork-server", "jobmaster"])
 def test_prestarted_process_has_one_thread_and_no_open_file_or_connection(role: str) -> None:
     with Prestarted(role) as early:
         process = psutil.Process(early.pid)
@@ -169,7 +169,7 @@ def test_prestarted_process_has_one_thread_and_no_open_file_or_connection(role: 
 
 @pytest.mark.parametrize(
     ("role", "forks"),
-    [("jobmanager", ["jobmaster", "taskmanager", "zygote"]), ("taskmanager", ["zygote"])],
+    [("jobmanager", ["fork-server", "jobmaster", "taskmanager"]), ("taskmanager", ["fork-server"])],
 )
 def test_forks_of_a_prestarted_process_have_one_thread_and_no_descriptor_of_their_parent(
     role: str, forks: list[str]

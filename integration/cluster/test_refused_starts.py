@@ -90,7 +90,7 @@ def test_job_waits_and_recovers_when_the_os_refuses_to_start_a_process(
         folder.orders(30)
         run.until(lambda: len(folder.read("totals")) == 30, "at the end of its input")
         pid = run.slots()[0] if role == "slot" else process_of(run, role).pid
-        fork_server = process_of(run, "zygote").pid
+        fork_server = process_of(run, "fork-server").pid
         process_ids.exhaust()
         os.kill(pid, signal.SIGKILL)
         folder.orders(30, first=30)
@@ -99,7 +99,7 @@ def test_job_waits_and_recovers_when_the_os_refuses_to_start_a_process(
         process_ids.free()
         run.until(lambda: len(folder.read("totals")) == 60, "at the end of its input", 60)
         if role == "slot":
-            assert process_of(run, "zygote").pid == fork_server, (
+            assert process_of(run, "fork-server").pid == fork_server, (
                 "a refused fork ended its TaskManager"
             )
         assert run.stop().code == 0

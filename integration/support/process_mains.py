@@ -61,8 +61,8 @@ class OsStarter:
 
     def start_fork_server(self, listener: Callable[[ForkServerEvent], None]) -> ForkServer:
         arguments = {"task_manager": "tm-1", "task_manager_pid": os.getpid()}
-        return self.processes("zygote").start_fork_server(
-            arguments, log="zygote.log", listener=listener
+        return self.processes("fork-server").start_fork_server(
+            arguments, log="fork_server.log", listener=listener
         )
 
     def processes(self, role: str, *, announces: bool = False) -> Processes:

@@ -32,7 +32,7 @@ SLACK: Final = {
     "open transactions, age in s": 20.0,
     **{
         f"{kind} {what}": slack
-        for kind in ("command", "jobmanager", "taskmanager", "zygote", "jobmaster", "slot")
+        for kind in ("command", "jobmanager", "taskmanager", "fork-server", "jobmaster", "slot")
         for what, slack in (("MiB", 16.0), ("threads", 8.0), ("open files", 12.0))
     },
     "checkpoints files": 2.0 * SNAPSHOT_INTERVAL
@@ -127,7 +127,7 @@ def kind_of(process: psutil.Process) -> str | None:
         role, parent = _role_of(process), process.parent()
         if role is not None and parent is not None and _role_of(parent) == role:
             # A new fork shows this, until it has a title of its own.
-            return "slot" if role == "zygote" else None
+            return "slot" if role == "fork-server" else None
     except (psutil.NoSuchProcess, psutil.ZombieProcess):
         return None
     return role

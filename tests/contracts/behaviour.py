@@ -73,7 +73,7 @@ def behave(does: str, process: ProcessUnderTest) -> int:
 
             def listener(event: ForkServerEvent) -> None:
                 if isinstance(event, SlotForked):
-                    process.announce({"zygote": fork_server.pid, "slot": event.pid})
+                    process.announce({"fork-server": fork_server.pid, "slot": event.pid})
 
             fork_server = process.starter().start_fork_server(listener)
             fork_server.fork(start_slot(0, "wait"))

@@ -220,7 +220,7 @@ class ProcessesContract:
             ForkServerEnded(status=0 if end == "close" else -9),
         ]
 
-    @pytest.mark.parametrize("first", ["taskmanager", "zygote"])
+    @pytest.mark.parametrize("first", ["taskmanager", "fork-server"])
     def test_slots_end_with_their_task_manager(self, world: ProcessesWorld, first: str) -> None:
         """Slots end even if their fork server is gone and cannot kill them."""
         manager = Watched(world, "taskmanager", announces=True)
@@ -228,9 +228,9 @@ class ProcessesContract:
         (facts,) = manager.told
         assert isinstance(facts, dict)
         assert world.alive(facts["slot"])
-        if first == "zygote":
-            world.kill(facts["zygote"])
-            world.environment.until(lambda: not world.alive(facts["zygote"]))
+        if first == "fork-server":
+            world.kill(facts["fork-server"])
+            world.environment.until(lambda: not world.alive(facts["fork-server"]))
         world.kill(manager.pid)
-        for pid in (facts["zygote"], facts["slot"]):
+        for pid in (facts["fork-server"], facts["slot"]):
             world.environment.until(lambda pid=pid: not world.alive(pid))  # type: ignore[misc]

@@ -230,8 +230,8 @@ class SimCluster:
 
 
 def kind_of(process: SimProcess) -> str:
-    """Return the kind of a process, derived from its name."""
-    for kind in ("jobmanager", "jobmaster", "zygote", "slot", "driver", "worker"):
+    """Return the kind of a process by its name. A fork server counts as a TaskManager."""
+    for kind in ("jobmanager", "jobmaster", "slot", "driver", "worker"):
         if kind in process.name:
             return kind
     return "taskmanager"

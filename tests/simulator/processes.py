@@ -137,7 +137,7 @@ class SimProcesses:
         log: str,
         listener: Callable[[ForkServerEvent], None],
     ) -> SimForkServer:
-        outcome = self._draw_start("zygote")
+        outcome = self._draw_start("fork-server")
         process = self._scheduler.process(log.removesuffix(".log"), self._owner)
         slot = partial(_slot, self._programs.slot, dict(arguments))
         return SimForkServer(
@@ -201,7 +201,7 @@ class SimForkServer:
         self._commands = SimQueue(self._scheduler)
         self._children: dict[int, tuple[int, SimProcess]] = {}
         """Slot index and process of each slot that is not reaped, by pid."""
-        self._notices = _ExitNotices(owner, process, "zygote")
+        self._notices = _ExitNotices(owner, process, "fork-server")
 
         def handle(item: ForkServerEvent | ExitStatus) -> bool:
             if isinstance(item, int):

@@ -37,8 +37,8 @@ def test_a_fork_server_that_cannot_be_started_leaves_no_socket(
 ) -> None:
     (tmp_path / "logs").write_text("no folder", encoding="utf-8")
     processes = OsProcesses({}, tmp_path / "logs")
-    with pytest.raises(ExternalError, match="Cannot start the zygote process"):
-        processes.start_fork_server({}, log="zygote.log", listener=lambda _: None)
+    with pytest.raises(ExternalError, match="Cannot start the fork-server process"):
+        processes.start_fork_server({}, log="fork_server.log", listener=lambda _: None)
     assert [each.fileno() for each in pairs] == [-1, -1]
 
 
@@ -50,8 +50,8 @@ def test_fork_server_start_leaves_no_socket_if_its_thread_cannot_start(
 
     monkeypatch.setattr(threading.Thread, "start", refused)
     processes = OsProcesses({}, tmp_path)
-    with pytest.raises(ResourceExhaustedError, match="Cannot start the zygote process"):
-        processes.start_fork_server({}, log="zygote.log", listener=lambda _: None)
+    with pytest.raises(ResourceExhaustedError, match="Cannot start the fork-server process"):
+        processes.start_fork_server({}, log="fork_server.log", listener=lambda _: None)
     assert [each.fileno() for each in pairs] == [-1, -1]
 
 

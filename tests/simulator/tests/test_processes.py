@@ -34,7 +34,7 @@ class SimStarter:
         )
 
     def start_fork_server(self, listener: Callable[[ForkServerEvent], None]) -> SimForkServer:
-        return self._processes.start_fork_server({}, log="zygote.log", listener=listener)
+        return self._processes.start_fork_server({}, log="fork_server.log", listener=listener)
 
 
 class Behaving:

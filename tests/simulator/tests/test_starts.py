@@ -57,7 +57,7 @@ class Starting:
 
     def fork_server(self) -> None:
         fork_server = self.processes.start_fork_server(
-            {}, log="zygote.log", listener=self.told.append
+            {}, log="fork_server.log", listener=self.told.append
         )
         fork_server.fork(start_slot(0, "wait"))
         self.scheduler.run(5.0)
@@ -67,17 +67,19 @@ class Starting:
 
 
 def test_refused_process_start_raises_and_leaves_no_process(scheduler: Scheduler) -> None:
-    starting = Starting(scheduler, child=StartOutcome.REFUSED, zygote=StartOutcome.REFUSED)
+    starting = Starting(
+        scheduler, child=StartOutcome.REFUSED, **{"fork-server": StartOutcome.REFUSED}
+    )
     with pytest.raises(ExternalError, match="Cannot start the child process"):
         starting.processes.spawn("child", {}, log="a.log", on_exit=starting.told.append)
-    with pytest.raises(ExternalError, match="Cannot start the zygote process"):
+    with pytest.raises(ExternalError, match="Cannot start the fork-server process"):
         starting.fork_server()
     assert (starting.alive(), starting.told) == (["parent"], [])
 
 
 def test_process_that_dies_at_once_is_reported_with_status_failed(scheduler: Scheduler) -> None:
     starting = Starting(
-        scheduler, child=StartOutcome.EXITS_AT_ONCE, zygote=StartOutcome.EXITS_AT_ONCE
+        scheduler, child=StartOutcome.EXITS_AT_ONCE, **{"fork-server": StartOutcome.EXITS_AT_ONCE}
     )
     starting.processes.spawn("child", {"does": "wait"}, log="a.log", on_exit=starting.told.append)
     scheduler.run(4.0)
@@ -100,7 +102,7 @@ def test_fork_server_reports_a_refused_fork_and_stays_alive(scheduler: Scheduler
     starting = Starting(scheduler, slot=StartOutcome.REFUSED)
     starting.fork_server()
     assert starting.told[1:] == [SlotNotForked(index=0, reason="there is no room")]
-    assert starting.alive() == ["parent", "zygote"]
+    assert starting.alive() == ["parent", "fork_server"]
 
 
 def plan(seed: int) -> Plan:

@@ -87,12 +87,12 @@ class OsProcesses:
         try:
             ours, theirs = socket.socketpair()
         except OSError as error:
-            raise _cannot_start("zygote", error) from error
+            raise _cannot_start("fork-server", error) from error
         with contextlib.ExitStack() as undo:
             undo.callback(ours.close)
             with theirs:
                 process = self._start(
-                    "zygote",
+                    "fork-server",
                     arguments,
                     log,
                     announces=False,
@@ -103,7 +103,7 @@ class OsProcesses:
                 fork_server = OsForkServer(child, ours, listener)
             except RuntimeError as error:
                 child.discard()
-                raise _cannot_start("zygote", error) from error
+                raise _cannot_start("fork-server", error) from error
             undo.pop_all()  # the thread that reads from the fork server closes the socket
         return fork_server
 
@@ -214,7 +214,7 @@ class OsForkServer:
         self._child = child
         self._commands = commands
         self._listener = listener
-        self._reader = threading.Thread(target=self._listen, name="zygote", daemon=True)
+        self._reader = threading.Thread(target=self._listen, name="fork-server", daemon=True)
         self._reader.start()
 
     @property
