@@ -1,5 +1,5 @@
 """Kills of the real processes of a cluster. Only their JobMasters and slots are stubs
-(`process_stubs.py`).
+(`support/process_stubs.py`).
 """
 
 import io

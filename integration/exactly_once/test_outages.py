@@ -3,7 +3,7 @@
 The producer then drops the records that it was given. A later flush finds no record left to send,
 and would report success. With normal settings an attempt also fails at about this time because it
 completes no checkpoint, so either of the two causes ends it. This is the second test here, and the
-case *all away* of `chaos/broker_faults.py`, with three brokers.
+case *all away* of `faults/kill_matrix/broker_faults.py`, with three brokers.
 
 In the first test only the producer's own record of the failure can prevent a publication. The
 producers therefore have a delivery timeout that is much shorter than the checkpoint timeout. The

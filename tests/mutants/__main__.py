@@ -1,7 +1,7 @@
 """Measures in how many seeds each mutant is found: `python -m tests.mutants [--write]`.
 
 With `--write` the table goes into `docs/evidence/mutants.md`. Besides the mutants of the modules
-here it measures those that `tests/checkpoint/test_*_in_a_world.py` patch in: there each `caught` is
+here it measures those that `tests/commit/test_*_in_a_world.py` patch in: there each `caught` is
 a run over seeds, whatever else the test says of what was found.
 """
 

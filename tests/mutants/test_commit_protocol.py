@@ -1,6 +1,6 @@
 """Bugs in the commit protocol, above all the variants of its model; and who finds them.
 
-Those of the model's table that are not here stand in `tests/checkpoint/test_*_in_a_world.py`;
+Those of the model's table that are not here stand in `tests/commit/test_*_in_a_world.py`;
 `docs/evidence/mutants.md` has all of them.
 """
 

@@ -202,7 +202,7 @@ class RequestFaults:
     # --- processes ------------------------------------------------------------------------------
 
     def of_start(self, role: str) -> StartOutcome:
-        """Draw the outcome of a start: the `processes.Births` of the run.
+        """Draw the outcome of a start: the `DrawStartOutcome` of the run.
 
         Two starts of one role never fail in a row, because a job that fails to start five times is
         allowed to fail.

@@ -59,7 +59,7 @@ class NetworkConditions:
 
 
 class MessageFaults:
-    """A `network.Fate` that draws the delivery of each message from the network conditions."""
+    """A `network.Delivery` that draws the copies of each message from the network conditions."""
 
     __slots__ = ("_rng", "conditions")
 

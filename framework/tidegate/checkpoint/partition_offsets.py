@@ -1,6 +1,6 @@
 """Kafka's data about the partitions of a job's sources when an attempt starts.
 
-The JobMaster collects the data (`controlplane/jobmaster/split_enumeration`). `restore` compares it
+The JobMaster collects the data (`controlplane/journal/split_enumeration.py`). `restore` compares it
 with a checkpoint, and `commit/initial_offsets.py` with the offsets that the submission has stored.
 """
 

@@ -5,8 +5,9 @@ loop. The outputs of the chain are sinks and record writers (edges to other subt
 built once per attempt, starting from its outputs. Its subtask drives it. The chain does not
 know the internals of channels, or the alignment.
 
-The results of a step are checked against its declared type (`checking.py`). Each step owns the
-records that it gets. If one object would reach two steps, `fan_out.py` makes copies.
+The results of a step are checked against its declared type (`operators/checking.py`). Each step
+owns the records that it gets. If one object would reach two steps, `operators/fan_out.py` makes
+copies.
 
 Between two calls the chain holds back no records: its outputs buffer, operators do not. A barrier
 between two batches therefore separates exactly the records before it from those after it.

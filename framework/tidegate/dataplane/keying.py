@@ -3,7 +3,7 @@
 A record cannot pass a key edge if its key cannot be computed or encoded. The check in front of the
 edge (`operators/checking.py`) has refused the records that another slot would not get as they are.
 
-`operators/chain.py` calls this module before a key edge, and only if the policy lets the job
+`chain.py` calls this module before a key edge, and only if the policy lets the job
 continue. A chained keyed step gets its keys from this module. A record writer gets only records
 that can pass.
 """

@@ -1,7 +1,7 @@
 """The work of `tidegate txn` after its arguments are parsed: connect, ask, print, confirm, abort.
 
-It is separate from `txn.py`, so that help does not import what this module needs. The requests are
-in `txn/transactions.py`, and the conclusions in `commit/diagnosis.py`.
+It is separate from `command.py`, so that help does not import what this module needs. The requests
+are in `txn/transactions.py`, and the conclusions in `commit/diagnosis.py`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 asked again, and no other.
 
 Method: the client under the admin is replaced by one that answers from a list, or not at all. What
-real brokers say is in tests/contracts and integration (`test_dead_broker.py`).
+real brokers say is in tests/contracts and integration
+(`integration/connectors/test_dead_broker.py`).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ It finds the recorded backfill or begins one, prints the plan, runs the waves an
 The order matters. Checks that can refuse the command run before Spark starts, and Spark starts
 before the backfill is recorded.
 
-The module is separate from `backfill.py`, so that `--help` does not import what this module needs.
+The module is separate from `command.py`, so that `--help` does not import what this module needs.
 """
 
 from __future__ import annotations

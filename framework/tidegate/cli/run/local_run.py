@@ -1,6 +1,6 @@
 """The work of `tidegate run` after its arguments are parsed: prepare, start, watch and stop.
 
-It is separate from `run.py`, so that help does not import what this module needs.
+It is separate from `command.py`, so that help does not import what this module needs.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 Each slot process writes its standard output to `subtask-N.out` in the job's log folder, as a
 TaskManager of Flink writes its `.out` file. A thread reads what is added to these files, and prints
-each line with the number of its subtask. A full file is renamed (`rotating_output.py`), so the
-thread keeps each file open and reads it to its end before it opens the next.
+each line with the number of its subtask. A full file is renamed
+(`drivers/process/rotating_output.py`), so the thread keeps each file open and reads it to its end
+before it opens the next.
 
 Invariant: a line is printed whole, after the mark of its subtask. Lines of earlier runs are not
 printed again. If a subtask prints faster than the terminal shows, a line says that text is missing.

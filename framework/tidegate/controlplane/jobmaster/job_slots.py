@@ -8,8 +8,8 @@ The slots exit before the close of the journal. The close fences the job's trans
 that is still alive could open a transaction after the fencing, and no process would end it. So the
 slots first close the user's functions. Then their processes end, and only then the journal is
 closed. Both waits have a limit, because a host may be lost permanently. This module does not decide
-when a job ends (`machine.py`) and does not close anything (`journal_worker.py`). All methods run in
-the JobMaster's loop.
+when a job ends (`machine.py`) and does not close anything (`journal/journal_worker.py`). All
+methods run in the JobMaster's loop.
 """
 
 from __future__ import annotations

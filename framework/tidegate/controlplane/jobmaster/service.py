@@ -3,7 +3,8 @@
 Its loop is one thread that runs small actions in turn. Each action gives an event to a pure machine
 (`machine.py` for the job, the checkpoint coordinator inside `attempt.py`) and carries out the
 instructions that the machine returns. Work on the journal runs in one more thread, in order
-(`journal_worker.py`). RPC threads check the attempt of a message and post the message to the loop.
+(`journal/journal_worker.py`). RPC threads check the attempt of a message and post the message to
+the loop.
 
 The process itself restarts attempts. It exits when the job has ended, when another JobMaster has
 fenced or replaced it, or when its JobManager is gone (the parent pipe). If the job has not ended,

@@ -7,7 +7,7 @@ checkpoints wait for it. For the same reason, any error ends a check. While any 
 JobMaster does not return, the status shows that the storage does not answer.
 
 When the storage is gone, the checkpoint coordinator suspends checkpoints (`StorageStateChanged`),
-and a recovery waits in `job_storage.py`. A failed checkpoint is judged after one more check
+and a recovery waits in `journal/job_storage.py`. A failed checkpoint is judged after one more check
 (`check_storage_then`). If the storage has vanished since the last check, the failure does not
 count. This module decides one thing: the JobMaster exits if a storage call hangs in any of its
 threads, so that another JobMaster can claim the journal.

@@ -1,9 +1,9 @@
 """The state that an attempt restores: the manifest, compared with the present topics and code.
 
 The journal thread calls this at the end of a recovery, when nothing is deployed yet. This module
-asks Kafka, and `checkpoint/restore` decides. A topic may seem to be gone, replaced or too short
+asks Kafka, and `checkpoint/restore.py` decides. A topic may seem to be gone, replaced or too short
 only because the broker's metadata is old. So Kafka is asked again, and the job is refused if Kafka
-repeats the finding for ten seconds (`checkpoint/confirmation`).
+repeats the finding for ten seconds (`commit/confirmation.py`).
 
 Kafka may also refuse the request: credentials or rights were removed by mistake, or a topic is
 absent. The submission has passed its checks, so such a refusal may be temporary. It counts as an

@@ -1,7 +1,7 @@
 """A list of the running calls to the checkpoint storage, to find a call that never returns.
 
 The journal has one thread. A call that hangs in this thread cannot be cancelled, and the thread
-cannot close the job. Only another process can continue the job (`storage_watch.py`).
+cannot close the job. Only another process can continue the job (`jobmaster/storage_watch.py`).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ not sent again. This does not depend on the outcome of the earlier checkpoint. E
 a path that was never used before: `files/<attempt>/<vertex>/<subtask>/<uid>/<name>`. A store never
 gives one name to two contents. If an attempt may run a subtask several times, `<run>/` stands
 before the name. Nothing in the storage is ever overwritten. A later checkpoint may therefore
-reference files of an aborted one. `checkpoint/retention` relies on one rule. Once a checkpoint is
+reference files of an aborted one. `commit/retention.py` relies on one rule. Once a checkpoint is
 acknowledged, later ones reference only its files and files that were uploaded since.
 
 A restore takes a file from an earlier attempt on this host (`local_files.py`), else from the
