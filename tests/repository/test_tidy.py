@@ -9,7 +9,11 @@ from __future__ import annotations
 
 import ast
 import functools
+import io
 import re
+import shutil
+import subprocess
+import tokenize
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +58,7 @@ class Module:
 
     @property
     def room(self) -> str:
-        """`framework/drivers` for a module of that room, else the top folder."""
+        """The room of a module of the framework, behind `framework/`; else the top folder."""
         parts = self.path.parts
         if parts[0] != "framework":
             return parts[0]
@@ -75,6 +79,7 @@ def walked(text: str) -> tuple[ast.AST, ...]:
     return tuple(ast.walk(parsed(text)))
 
 
+@functools.cache
 def text_files() -> list[Path]:
     hidden = {"__pycache__", "node_modules", "storages"}  # the last are of tests/golden
     tops = ["framework", "pipelines", "tests", "integration", "schemas", "docker", "docs"]
@@ -299,6 +304,172 @@ def test_lock_files_contain_no_url_and_no_package_index() -> None:
         assert "://" not in text, path
         assert "--index" not in text, path
         assert "--find-links" not in text, path
+
+
+# --- pointers -----------------------------------------------------------------------------------
+
+POINTER = re.compile(r"`((?:[\w.*-]+/)*[\w.*-]+)/?(?:::(\w+))?`")
+ENDINGS = {".py", ".md", ".toml", ".lock", ".jars", ".template"}  # others are of users, mostly
+FOR_USERS = ("README.md", "docs/guides/", "docs/quickstart.md", "docs/reference/", "docs/tutorial/")
+NOT_HERE = {
+    "tidegate.toml": "the settings of a user",
+    "job.py": "the pipeline of a test's project",
+    "hourly-totals.py": "an example of a user's file that is no module",
+    "shown/good.py": "a file of a test's own package",
+    "sql/connect/client/reattach.py": "a file of pyspark",
+}
+UNREAD = {
+    "CHANGELOG.md": "names files as they were at that time",
+    "docs/evidence/kill-matrix.md": "names cells of the matrix in the form of paths",
+}
+
+
+def pointers(path: Path, text: str) -> Iterator[tuple[str, str]]:
+    """The names in backticks in the prose of a file that may be paths, each with the test in it."""
+    if path.suffix == ".py":
+        found = [str(_constant(each)) for each in walked(text) if isinstance(each, ast.Expr)]
+        if re.search(r"#.*`", text):
+            tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+            found += [each.string for each in tokens if each.type == tokenize.COMMENT]
+    elif path.suffix == ".toml":
+        found = [line.partition("#")[2] for line in text.splitlines()]
+    else:
+        found = re.split(r"^ *```.*?^ *```$", text, flags=re.MULTILINE | re.DOTALL)
+    for match in POINTER.finditer("\n".join(found)):
+        yield match[1], match[2] or ""
+
+
+def _constant(node: ast.Expr) -> object:
+    return node.value.value if isinstance(node.value, ast.Constant) else ""
+
+
+def leads_nowhere(home: Path, name: str, test: str = "") -> bool:
+    """Whether a name in backticks, in the file `home`, is a path at which nothing is.
+
+    A path starts in the folder of the file, in a folder above it, or in `framework/tidegate`. In a
+    page, the end of a path is enough.
+    """
+    is_file = Path(name).suffix in ENDINGS and not name.startswith(".")
+    bases = [ROOT / each for each in (*home.parents, Path("framework/tidegate"))]
+    if name in NOT_HERE or not (is_file or "/" in name):
+        return False
+    if "/" not in name and home.as_posix().startswith(FOR_USERS):
+        return False
+    if not is_file and not any((base / name.partition("/")[0]).is_dir() for base in bases):
+        return False
+    module, _, function = name.partition(".test_")
+    if function:  # `folder/test_module.test_function`
+        name, test = module, f"test_{function}"
+    if home.suffix == ".md" and is_file:
+        found = [path for path in text_files() if f"/{path}".endswith(f"/{name}")]
+    else:
+        ways = [base / f"{name}{end}" for base in bases for end in ("", ".py")]
+        found = [path for way in ways for path in ROOT.glob(str(way.relative_to(ROOT)))]
+    return not any(not test or f"def {test}(" in path.read_text(encoding="utf-8") for path in found)
+
+
+POINTERS = [
+    ("framework/tidegate/slot/x.py", '"""See `main.py`, `drivers/rpc` and `ports/kv.py`."""', 0),
+    ("framework/tidegate/slot/x.py", "x = 1  # as `taskmanager/service.py`", 1),
+    ("framework/tidegate/slot/x.py", '"""See `checkpoint/retention` and `system.py`."""', 2),
+    ("framework/tidegate/slot/x.py", "x = '`gone.py`'  # `a/b` and `.py` are no files here", 0),
+    ("tests/x.py", '"""`test_walls.py` is not in this folder."""', 1),
+    ("tests/repository/x.py", '"""`test_walls.py`, `test_*.py`, `tests/repository/`."""', 0),
+    ("docs/internals/x.md", "`test_walls.py`, `docs/gone.md`\n```sh\n`gone.md`\n```\n", 1),
+    ("docs/x.md", "`test_walls.py::test_tidegate_has_no_import_cycle`, `test_walls.py::test_x`", 1),
+    ("docs/guides/x.md", "Write `orders.py`. See `pipelines/gone.py`.", 1),
+    ("x.toml", "a = '`gone.py`'  # `gone.py`", 1),
+]
+
+
+@pytest.mark.parametrize(("path", "text", "count"), POINTERS)
+def test_path_in_backticks_that_leads_nowhere_is_found(path: str, text: str, count: int) -> None:
+    found = [each for each in pointers(Path(path), text) if leads_nowhere(Path(path), *each)]
+    assert len(found) == count, found
+
+
+def test_each_path_in_backticks_exists() -> None:
+    wrong, seen = [], set()
+    for file in text_files():
+        path = file.relative_to(ROOT)
+        if path.suffix in {".py", ".md", ".toml"} and path.as_posix() not in UNREAD:
+            for name, test in pointers(path, file.read_text(encoding="utf-8")):
+                seen.add(name)
+                if leads_nowhere(path, name, test):
+                    wrong.append(f"{path}: `{name}{'::' * bool(test)}{test}`")
+    assert not wrong, "\n" + "\n".join(wrong)
+    assert seen > NOT_HERE.keys()
+
+
+# --- commits ------------------------------------------------------------------------------------
+
+SUBJECT_MAX = 72
+UNCHECKED = "c5ef4cfabe98ed9f32837de465981e9027f0300a"
+"""The newest commit when the rule was made. Older ones may have longer subjects."""
+
+
+def long_subjects(folder: Path, unchecked: str = UNCHECKED) -> list[str]:
+    """The subjects of the commits after one that are too long.
+
+    A shallow clone that does not hold this commit can check its newest commit only. Git's own
+    subjects of merges do not count. OSError if git is not installed, or the folder has no history.
+    """
+
+    def git(*words: str) -> str:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *words], check=False, capture_output=True, text=True
+        )
+        if done.returncode:
+            raise OSError(done.stderr.strip())
+        return done.stdout
+
+    if Path(git("rev-parse", "--show-toplevel").strip()) != folder.resolve():
+        raise OSError(f"{folder} is a folder of another repository.")
+    is_shallow = git("rev-parse", "--is-shallow-repository").strip() == "true"
+    which = ["-1"] if is_shallow else [f"{unchecked}..HEAD"]
+    subjects = git("log", "--no-merges", "--format=%s", *which).splitlines()
+    return [each for each in subjects if len(each) > SUBJECT_MAX]
+
+
+def test_subject_of_each_commit_is_short() -> None:
+    try:
+        found = long_subjects(ROOT)
+    except OSError as error:
+        pytest.skip(f"this tree has no history: {error}")
+    assert not found, f"more than {SUBJECT_MAX} characters, shorten with git commit --amend"
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> Path:
+    """A repository with a long subject, a short one and a long one."""
+    if shutil.which("git") is None:
+        pytest.skip("git is not installed")
+    own = {"user.name": "a", "user.email": "a@b.c", "commit.gpgsign": "false"}
+    git = ["git", "-C", str(tmp_path)]
+    for name, value in own.items():
+        git += ["-c", f"{name}={value}"]
+    subprocess.run([*git, "init", "--quiet"], check=True)
+    for subject in ("a" * 73, "b" * 72, "c" * 73):
+        commit = ["commit", "--quiet", "--allow-empty", "--message", subject]
+        subprocess.run([*git, *commit], check=True)
+    return tmp_path
+
+
+def test_long_subjects_after_a_commit_are_found_in_a_shallow_clone_too(
+    history: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    assert long_subjects(history, "HEAD~2") == ["c" * 73]
+    assert long_subjects(history, "HEAD") == []
+    clone = tmp_path_factory.mktemp("clone")
+    shallow = ["git", "clone", "--quiet", "--depth", "2", f"file://{history}", str(clone)]
+    subprocess.run(shallow, check=True, capture_output=True)
+    assert long_subjects(clone, "0" * 40) == ["c" * 73]
+
+
+def test_folder_without_a_history_of_its_own_is_not_judged(history: Path) -> None:
+    (history / "below").mkdir()
+    with pytest.raises(OSError, match="another repository"):
+        long_subjects(history / "below")
 
 
 def test_every_test_listed_in_bugs_found_exists() -> None:
