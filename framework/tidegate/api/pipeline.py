@@ -22,16 +22,19 @@ from tidegate.api.connector import Connector, declared_in
 from tidegate.api.location import FRAMEWORK_PATHS, user_location
 from tidegate.api.record_fields import MISSING, type_name
 from tidegate.api.run_result import RunResult
+from tidegate.api.source import Source
+from tidegate.api.streams import Stream
 from tidegate.api.times import Duration, to_ms
 from tidegate.errors import PipelineError, passes_through
 from tidegate.graph.key_groups import DEFAULT_MAX_PARALLELISM, MAX_PARALLELISM_LIMIT
-from tidegate.graph.stream_graph import StreamGraph
+from tidegate.graph.stream_graph import Edge, StreamGraph
 from tidegate.ids import JOB_NAME
 from tidegate.masking import MASK, remember_value
 from tidegate.message_text import clause
 from tidegate.user_exceptions import described, process_ends, text_of
 
 V = TypeVar("V")
+S = TypeVar("S")
 _RUNNER: list[Callable[..., RunResult]] = []  # empty until `run_pipelines_with` sets one
 _CONNECTOR_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 
@@ -227,6 +230,14 @@ class Pipeline:
             raw = params.get(key, param.default)
             if raw is not MISSING:
                 self.__dict__[key] = param.parse(raw)
+
+    def _stream_of(self, source: Source[S]) -> Stream[S]:
+        """Return the stream that a source starts. Its first use adds the source to the graph."""
+        before = self.graph.nodes.get(source.name)
+        if before is None or before.declaration is not source:
+            source.connect(self.graph)  # refuses a second source of the same name
+        of = source.record_type()
+        return Stream(self.graph, (Edge(node=source.name, record_type=of),), of)
 
     def define(self) -> None:
         """Declare the graph.

@@ -11,11 +11,11 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Generic, Self, TypeVar, overload
 
 from tidegate.api.connector import Connector
-from tidegate.api.streams import Stream
-from tidegate.graph.stream_graph import Edge, StreamGraph
+from tidegate.graph.stream_graph import StreamGraph
 
 if TYPE_CHECKING:
     from tidegate.api.pipeline import Pipeline
+    from tidegate.api.streams import Stream
 
 T = TypeVar("T")
 
@@ -36,10 +36,4 @@ class Source(Connector, Generic[T]):
     @overload
     def __get__(self, instance: Pipeline, owner: type[Pipeline]) -> Stream[T]: ...
     def __get__(self, instance: Pipeline | None, owner: type[Pipeline]) -> Self | Stream[T]:
-        if instance is None:
-            return self
-        before = instance.graph.nodes.get(self.name)
-        if before is None or before.declaration is not self:
-            self.connect(instance.graph)  # refuses a second source of the same name
-        of = self.record_type()
-        return Stream(instance.graph, (Edge(node=self.name, record_type=of),), of)
+        return self if instance is None else instance._stream_of(self)  # noqa: SLF001 - a name of users otherwise

@@ -41,7 +41,7 @@ from tidegate.api.window_step import LATE
 from tidegate.api.windowed_streams import WindowedStream
 from tidegate.api.windows import Assigner
 from tidegate.errors import PipelineError
-from tidegate.graph.stream_graph import REJECTED, UNKNOWN, Edge, Node, StreamGraph
+from tidegate.graph.stream_graph import REJECTED, UNKNOWN, Edge, Node, StreamGraph, stored_as
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -446,6 +446,7 @@ def _results(graph: StreamGraph, node: Node, function: Function) -> ProcessedStr
     return ProcessedStream(graph, (edge,), node.record_type, type(function))
 
 
+@stored_as("tidegate.api.streams:_one_key")
 def _one_key(_record: object) -> int:
     """Return the key of all records of `window_all`."""
     return 0

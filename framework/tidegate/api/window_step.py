@@ -28,7 +28,7 @@ from tidegate.api.tables import TableState
 from tidegate.api.triggers import Trigger
 from tidegate.api.windows import Assigner, Calendar, Session, Sliding, WindowProcess
 from tidegate.errors import PipelineError
-from tidegate.graph.stream_graph import Node, function_name
+from tidegate.graph.stream_graph import Node, function_name, stored_as
 from tidegate.message_text import counted
 
 LATE: Final = "late"
@@ -79,6 +79,7 @@ class Records(Aggregate[Any, Any, Any]):
         return (("", GenericAlias(list, (GenericAlias(tuple, (int, record_type)),))),)
 
 
+@stored_as("tidegate.api.window_step:WindowStep")
 class WindowStep:
     """One step with windows.
 

@@ -19,7 +19,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 from tidegate.errors import PipelineError
 from tidegate.graph.operator_kinds import operator_kind
@@ -38,6 +38,8 @@ KEY_DEAD_LETTERS: Final = "-key-dead-letters"
 REJECTED: Final = "rejected"
 """The port of the records to which a step with its own time can give no event time."""
 
+N = TypeVar("N")
+_STORED_NAME: Final = "_tidegate_stored_name"
 _UID = re.compile(r"[a-z0-9][a-z0-9_-]{0,79}")
 _NUMBERED = re.compile(r"(?:map|flat_map|filter|process)-\d+")
 
@@ -271,6 +273,16 @@ def policy_of(node: Node) -> str:
     return str(node.options.get(keyword, "fail"))
 
 
+def stored_as(name: str) -> Callable[[N], N]:
+    """Fix the name under which checkpoints know a function or a class, so that it may move."""
+
+    def fix(named: N) -> N:
+        setattr(named, _STORED_NAME, name)
+        return named
+
+    return fix
+
+
 def function_name(function: object) -> str | None:
     """Return the module and the qualified name of a function, or of an object's class. The name is
     the same in every process. Return None for None.
@@ -281,7 +293,8 @@ def function_name(function: object) -> str | None:
         return function_name(function.func)
     plain = inspect.isroutine(function) or isinstance(function, type)
     named = function if plain else type(function)
-    return f"{getattr(named, '__module__', '')}:{getattr(named, '__qualname__', '')}"
+    stored: str | None = getattr(named, "__dict__", {}).get(_STORED_NAME)
+    return stored or f"{getattr(named, '__module__', '')}:{getattr(named, '__qualname__', '')}"
 
 
 def _describe(node: Node) -> dict[str, object]:
