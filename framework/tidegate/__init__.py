@@ -13,7 +13,39 @@ from typing import TYPE_CHECKING, Any
 __version__: str
 
 if TYPE_CHECKING:
-    from tidegate.api.aggregates import (
+    from tidegate.api.connectors.kafka_records import ConsumerRecord, ProducerRecord
+    from tidegate.api.connectors.kafka_sink import KafkaSink
+    from tidegate.api.connectors.kafka_source import KafkaSource
+    from tidegate.api.functions import (
+        Context,
+        CoProcess,
+        KeyedProcess,
+        Process,
+        ProcessContext,
+        SideOutput,
+    )
+    from tidegate.api.pipeline import Param, Pipeline, build
+    from tidegate.api.records.formats import Avro, Json, Raw, Utf8
+    from tidegate.api.run_result import RunResult
+    from tidegate.api.state.state import ListState, MapState, ValueState
+    from tidegate.api.steps.streams import KeyedStream, Stream, WindowOutput
+    from tidegate.api.steps.windowed_streams import WindowedStream
+    from tidegate.api.time.timers import (
+        EventTimer,
+        EventTimers,
+        Fired,
+        ProcessingTimer,
+        ProcessingTimers,
+    )
+    from tidegate.api.time.watermarks import (
+        BoundedOutOfOrderness,
+        CustomWatermarks,
+        HeaderTime,
+        Monotonous,
+        Punctuated,
+        WatermarkStrategy,
+    )
+    from tidegate.api.windows.aggregates import (
         Aggregate,
         Collect,
         Count,
@@ -25,40 +57,8 @@ if TYPE_CHECKING:
         Sum,
         TopN,
     )
-    from tidegate.api.formats import Avro, Json, Raw, Utf8
-    from tidegate.api.functions import (
-        Context,
-        CoProcess,
-        KeyedProcess,
-        Process,
-        ProcessContext,
-        SideOutput,
-    )
-    from tidegate.api.kafka_records import ConsumerRecord, ProducerRecord
-    from tidegate.api.kafka_sink import KafkaSink
-    from tidegate.api.kafka_source import KafkaSource
-    from tidegate.api.pipeline import Param, Pipeline, build
-    from tidegate.api.run_result import RunResult
-    from tidegate.api.state import ListState, MapState, ValueState
-    from tidegate.api.streams import KeyedStream, Stream, WindowOutput
-    from tidegate.api.timers import (
-        EventTimer,
-        EventTimers,
-        Fired,
-        ProcessingTimer,
-        ProcessingTimers,
-    )
-    from tidegate.api.triggers import AfterWatermark, Every, EveryCount, Repeatedly
-    from tidegate.api.watermarks import (
-        BoundedOutOfOrderness,
-        CustomWatermarks,
-        HeaderTime,
-        Monotonous,
-        Punctuated,
-        WatermarkStrategy,
-    )
-    from tidegate.api.windowed_streams import WindowedStream
-    from tidegate.api.windows import (
+    from tidegate.api.windows.triggers import AfterWatermark, Every, EveryCount, Repeatedly
+    from tidegate.api.windows.windows import (
         Calendar,
         Global,
         Session,
@@ -134,7 +134,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "api.aggregates": (
+    "api.windows.aggregates": (
         "Aggregate",
         "Collect",
         "Count",
@@ -146,7 +146,7 @@ _HOMES = {
         "Sum",
         "TopN",
     ),
-    "api.formats": ("Avro", "Json", "Raw", "Utf8"),
+    "api.records.formats": ("Avro", "Json", "Raw", "Utf8"),
     "api.functions": (
         "CoProcess",
         "Context",
@@ -155,16 +155,22 @@ _HOMES = {
         "ProcessContext",
         "SideOutput",
     ),
-    "api.kafka_records": ("ConsumerRecord", "ProducerRecord"),
-    "api.kafka_sink": ("KafkaSink",),
-    "api.kafka_source": ("KafkaSource",),
+    "api.connectors.kafka_records": ("ConsumerRecord", "ProducerRecord"),
+    "api.connectors.kafka_sink": ("KafkaSink",),
+    "api.connectors.kafka_source": ("KafkaSource",),
     "api.pipeline": ("Param", "Pipeline", "build"),
     "api.run_result": ("RunResult",),
-    "api.state": ("ListState", "MapState", "ValueState"),
-    "api.streams": ("KeyedStream", "Stream", "WindowOutput"),
-    "api.timers": ("EventTimer", "EventTimers", "Fired", "ProcessingTimer", "ProcessingTimers"),
-    "api.triggers": ("AfterWatermark", "Every", "EveryCount", "Repeatedly"),
-    "api.watermarks": (
+    "api.state.state": ("ListState", "MapState", "ValueState"),
+    "api.steps.streams": ("KeyedStream", "Stream", "WindowOutput"),
+    "api.time.timers": (
+        "EventTimer",
+        "EventTimers",
+        "Fired",
+        "ProcessingTimer",
+        "ProcessingTimers",
+    ),
+    "api.windows.triggers": ("AfterWatermark", "Every", "EveryCount", "Repeatedly"),
+    "api.time.watermarks": (
         "BoundedOutOfOrderness",
         "CustomWatermarks",
         "HeaderTime",
@@ -172,8 +178,8 @@ _HOMES = {
         "Punctuated",
         "WatermarkStrategy",
     ),
-    "api.windowed_streams": ("WindowedStream",),
-    "api.windows": (
+    "api.steps.windowed_streams": ("WindowedStream",),
+    "api.windows.windows": (
         "Calendar",
         "Global",
         "Session",
@@ -218,7 +224,7 @@ if not TYPE_CHECKING:
                 globals()[name] = value
                 return value
         if name in UNSUPPORTED:
-            from tidegate.api.location import refuse_unsupported
+            from tidegate.api.declarations.location import refuse_unsupported
 
             refuse_unsupported(name, UNSUPPORTED[name])
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

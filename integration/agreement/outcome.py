@@ -23,9 +23,9 @@ from confluent_kafka import Message
 
 from integration.agreement.cases import Case, Messages
 from integration.support.brokers import read_all
-from tidegate.api.kafka_records import STEP
-from tidegate.api.kafka_sink import KafkaSink
-from tidegate.api.window_step import WINDOW_TABLES
+from tidegate.api.connectors.kafka_records import STEP
+from tidegate.api.connectors.kafka_sink import KafkaSink
+from tidegate.api.windows.window_step import WINDOW_TABLES
 from tidegate.checkpoint.manifest import Manifest, decode_manifest
 from tidegate.dataplane.state.layout import name_part
 from tidegate.dataplane.state.local_files import LocalStateFiles

@@ -32,8 +32,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 if TYPE_CHECKING:
     from integration.bench.cost import Rig
     from integration.bench.page import Table
-    from tidegate.api.kafka_sink import KafkaSink
-    from tidegate.api.kafka_source import KafkaSource
+    from tidegate.api.connectors.kafka_sink import KafkaSink
+    from tidegate.api.connectors.kafka_source import KafkaSource
     from tidegate.dataplane.sources.watermarks import SourceWatermarks
     from tidegate.dataplane.state.step import SubtaskKeyedState
     from tidegate.dataplane.subtask_context import SubtaskContext
@@ -437,7 +437,7 @@ class BareSlot:
 
 def _open_state(context: SubtaskContext, node: Node) -> SubtaskKeyedState:
     """Return the state of a step, which is empty."""
-    from tidegate.api.step_state import step_state
+    from tidegate.api.steps.step_state import step_state
     from tidegate.dataplane.state.step import open_step_state
     from tidegate.ids import Uid
 

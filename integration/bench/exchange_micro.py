@@ -29,7 +29,7 @@ from typing import Any, Final, TypedDict
 import msgspec
 
 from integration.bench.page import Table
-from tidegate.api.wire import column_codec
+from tidegate.api.state.wire import column_codec
 from tidegate.dataplane.channels.frames import (
     FrameCodec,
     FrameKind,

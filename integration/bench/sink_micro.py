@@ -132,9 +132,9 @@ def run_loop(bootstrap: str, topic: str, out: str, records: int) -> tuple[float,
 
 def run_tidegate(bootstrap: str, topic: str, out: str, records: int) -> tuple[float, float]:
     from tests.drivers.kafka.surroundings import SubtaskHarness
-    from tidegate.api.formats import Raw
-    from tidegate.api.kafka_sink import KafkaSink
-    from tidegate.api.kafka_source import KafkaSource
+    from tidegate.api.connectors.kafka_sink import KafkaSink
+    from tidegate.api.connectors.kafka_source import KafkaSource
+    from tidegate.api.records.formats import Raw
     from tidegate.config import Config, KafkaSettings
     from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
     from tidegate.dataplane.sources.kafka import KafkaSourceReader

@@ -28,8 +28,8 @@ import msgspec
 
 from tidegate import BoundedOutOfOrderness, Json, KafkaSink, KafkaSource, Pipeline, build
 from tidegate.api.functions import Context, KeyedProcess
-from tidegate.api.state import ValueState
-from tidegate.api.timers import EventTimer, Fired, for_keys
+from tidegate.api.state.state import ValueState
+from tidegate.api.time.timers import EventTimer, Fired, for_keys
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.operators.keyed import KeyedOperator
 from tidegate.dataplane.operators.timed import TimedKeyedOperator

@@ -18,9 +18,9 @@ import msgspec
 import pydantic
 
 from tidegate import Json, Process
-from tidegate.api.copying import copy_values, immutable
-from tidegate.api.field_check import FieldCheck
-from tidegate.api.values import ClassCheck, fault
+from tidegate.api.records.copying import copy_values, immutable
+from tidegate.api.records.values import ClassCheck, fault
+from tidegate.api.state.field_check import FieldCheck
 from tidegate.dataplane.operators.process import ProcessOperator
 from tidegate.dataplane.operators.sampling import FIRST, sampled
 from tidegate.dataplane.sources.kafka import BATCH_RECORDS

@@ -36,7 +36,7 @@ from tidegate import (
     Tumbling,
     build,
 )
-from tidegate.api.step_state import step_state
+from tidegate.api.steps.step_state import step_state
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.sources.kafka import BATCH_RECORDS
 from tidegate.dataplane.state.backend import KeyedStateBackend

@@ -18,8 +18,8 @@ from integration.connectors.test_kafka_drivers import under_test
 from integration.support.sink_process import numbered
 from tests.contracts.kafka import KafkaUnderTest, eventually
 from tests.drivers.kafka.surroundings import SubtaskHarness
-from tidegate.api.formats import Raw
-from tidegate.api.kafka_sink import KafkaSink
+from tidegate.api.connectors.kafka_sink import KafkaSink
+from tidegate.api.records.formats import Raw
 from tidegate.config import Config, KafkaSettings
 from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
 from tidegate.drivers.kafka.embedded import EmbeddedKafka

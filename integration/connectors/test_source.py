@@ -10,9 +10,9 @@ import pytest
 from integration.connectors.test_kafka_drivers import prepared, under_test
 from tests.contracts.kafka import TIMEOUT_S, KafkaUnderTest, eventually
 from tests.drivers.kafka.surroundings import SubtaskHarness
-from tidegate.api.formats import Json, Utf8
-from tidegate.api.kafka_records import ConsumerRecord
-from tidegate.api.kafka_source import KafkaSource
+from tidegate.api.connectors.kafka_records import ConsumerRecord
+from tidegate.api.connectors.kafka_source import KafkaSource
+from tidegate.api.records.formats import Json, Utf8
 from tidegate.config import Config, KafkaSettings
 from tidegate.dataplane.sources.kafka import KafkaSourceReader
 from tidegate.drivers.kafka.embedded import EmbeddedKafka

@@ -17,8 +17,8 @@ import time
 import msgspec
 
 from tests.drivers.kafka.surroundings import SubtaskHarness
-from tidegate.api.formats import Raw
-from tidegate.api.kafka_sink import KafkaSink
+from tidegate.api.connectors.kafka_sink import KafkaSink
+from tidegate.api.records.formats import Raw
 from tidegate.config import Config, KafkaSettings
 from tidegate.dataplane.sinks.delivery import TransactionalDelivery
 from tidegate.dataplane.sinks.kafka import KafkaSinkWriter

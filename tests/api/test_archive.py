@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.controlplane.jobmanager.test_job_store import Blobs
-from tidegate.api.archive import (
+from tidegate.api.code.archive import (
     INSTALLED_KEPT,
     CodeArchive,
     contents,
@@ -29,8 +29,8 @@ from tidegate.api.archive import (
     install,
     pack,
 )
+from tidegate.api.code.pipeline_files import CACHE, FILES_MAX
 from tidegate.api.pipeline import Pipeline
-from tidegate.api.pipeline_files import CACHE, FILES_MAX
 from tidegate.errors import CorruptCheckpointError, PipelineError, StorageError
 from tidegate.ports.blobs import BlobStore
 
@@ -149,7 +149,7 @@ def test_modules_beside_a_package_are_left_out_first_if_the_archive_is_too_large
     assert left_out(archive) == {"other.py": "60 bytes: too large for job.max_code_size"}
     with pytest.raises(PipelineError, match="50 bytes together"):
         package(tmp_path, 49)
-    monkeypatch.setattr("tidegate.api.pipeline_files.FILES_MAX", 2)
+    monkeypatch.setattr("tidegate.api.code.pipeline_files.FILES_MAX", 2)
     archive = package(tmp_path)
     assert archive.files == ("flows/__init__.py", "flows/job.py")
     assert left_out(archive) == {".": "2 files: more than 2 are not stored"}
@@ -268,7 +268,7 @@ def test_data_files_beyond_the_limit_are_left_out_by_folder(
     stay.
     """
     assert FILES_MAX == 10_000
-    monkeypatch.setattr("tidegate.api.pipeline_files.FILES_MAX", 5)
+    monkeypatch.setattr("tidegate.api.code.pipeline_files.FILES_MAX", 5)
     written(tmp_path, "job.py:", "rules/a.txt:", "rules/b.txt:", "images/x.py:", "images/1.png:")
     assert len(single(tmp_path).files) == 5
     written(tmp_path, "images/2.png:", "images/3.png:")
@@ -284,7 +284,7 @@ def test_folder_with_too_many_files_to_scan_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pipeline in a home folder, say: reading it would take minutes."""
-    monkeypatch.setattr("tidegate.api.pipeline_files.LISTED_MAX", 3)
+    monkeypatch.setattr("tidegate.api.code.pipeline_files.LISTED_MAX", 3)
     written(tmp_path, "job.py:", "a.txt:", "b.txt:")
     assert len(single(tmp_path).files) == 3
     written(tmp_path, "c.txt:")

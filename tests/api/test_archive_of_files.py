@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.api.archive import CodeArchive, pack
-from tidegate.api.code import load_pipeline
-from tidegate.api.references import read_reference
+from tidegate.api.code.archive import CodeArchive, pack
+from tidegate.api.code.code import load_pipeline
+from tidegate.api.code.references import read_reference
 from tidegate.errors import PipelineError
 
 PIPELINE = """

@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate import Avro, KafkaSink, KafkaSource, Pipeline, PipelineError, Utf8
-from tidegate.api.avro_values import decimal_bytes
+from tidegate.api.records.avro_values import decimal_bytes
 from tidegate.testing import PipelineTest
 
 

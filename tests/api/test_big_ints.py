@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.api.big_ints import pack_int, unpack_int
-from tidegate.api.stored import stored_schema
-from tidegate.api.wire import column_codec, state_codec
+from tidegate.api.records.big_ints import pack_int, unpack_int
+from tidegate.api.state.stored import stored_schema
+from tidegate.api.state.wire import column_codec, state_codec
 
 BIG = 2**64
 

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from tidegate import PipelineError, build
-from tidegate.api import location
-from tidegate.api.code import code_digest, load_pipeline, stored_reference
-from tidegate.api.location import show_paths_below
-from tidegate.api.rebuild import rebuild
-from tidegate.api.references import NEEDED
+from tidegate.api.code.code import code_digest, load_pipeline, stored_reference
+from tidegate.api.code.rebuild import rebuild
+from tidegate.api.code.references import NEEDED
+from tidegate.api.declarations import location
+from tidegate.api.declarations.location import show_paths_below
 from tidegate.errors import CodeMismatchError, TidegateError, UserCodeError
 
 GOOD = """
@@ -50,7 +50,7 @@ Same = One
 """
 DIGEST = """
 import pathlib, sys
-from tidegate.api.code import code_digest, load_pipeline
+from tidegate.api.code.code import code_digest, load_pipeline
 print(code_digest(load_pipeline(sys.argv[1], pathlib.Path.cwd())))
 """
 
@@ -272,7 +272,7 @@ def test_place_of_a_step_is_shown_relative_to_the_code_folder(
 ) -> None:
     """Users know `shown/good.py`, and not where a host has unpacked it."""
     package(tmp_path, "shown")
-    monkeypatch.setattr("tidegate.api.location._code_folders", [])
+    monkeypatch.setattr("tidegate.api.declarations.location._code_folders", [])
     monkeypatch.setattr(sys, "path", list(sys.path))
     pipeline = load_pipeline("shown.good:Copies", tmp_path)
     (node,) = [node for node in build(pipeline) if node.kind == "filter"]
@@ -293,7 +293,7 @@ def test_code_folder_is_registered_once_in_a_process_with_many_attempts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker of Spark runs thousands of tasks, and each place looks through all folders."""
-    monkeypatch.setattr("tidegate.api.location._code_folders", [])
+    monkeypatch.setattr("tidegate.api.declarations.location._code_folders", [])
     for _ in range(3):
         show_paths_below(Path(str(tmp_path)))
     assert location._code_folders == [tmp_path]
@@ -303,7 +303,7 @@ def test_place_of_a_step_is_not_relative_to_a_folder_whose_name_is_only_a_prefix
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package(tmp_path, "beside")
-    monkeypatch.setattr("tidegate.api.location._code_folders", [tmp_path / "bes"])
+    monkeypatch.setattr("tidegate.api.declarations.location._code_folders", [tmp_path / "bes"])
     monkeypatch.setattr(sys, "path", list(sys.path))
     (node,) = [
         node

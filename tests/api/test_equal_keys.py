@@ -38,8 +38,8 @@ from tidegate import (
     PipelineError,
     ValueState,
 )
-from tidegate.api.keys import key_encoder, key_normaliser
-from tidegate.api.types import type_info
+from tidegate.api.records.types import type_info
+from tidegate.api.state.keys import key_encoder, key_normaliser
 from tidegate.errors import TidegateError
 from tidegate.graph.key_groups import key_group
 from tidegate.testing import FunctionHarness, PipelineTest

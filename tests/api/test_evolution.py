@@ -26,13 +26,13 @@ from hypothesis import strategies as st
 from pydantic import ConfigDict, create_model
 
 from tidegate import PipelineError
-from tidegate.api.converters import branch_of, generic
-from tidegate.api.evolution import mismatch, state_conflict
-from tidegate.api.record_fields import RecordField, fields_of, record_class
-from tidegate.api.state import ListState, MapState, State, ValueState
-from tidegate.api.stored import schema_text, state_text, stored_schema, without_marks
-from tidegate.api.types import is_union, type_info
-from tidegate.api.wire import state_codec, value_codec
+from tidegate.api.records.converters import branch_of, generic
+from tidegate.api.records.record_fields import RecordField, fields_of, record_class
+from tidegate.api.records.types import is_union, type_info
+from tidegate.api.state.evolution import mismatch, state_conflict
+from tidegate.api.state.state import ListState, MapState, State, ValueState
+from tidegate.api.state.stored import schema_text, state_text, stored_schema, without_marks
+from tidegate.api.state.wire import state_codec, value_codec
 
 _numbers = itertools.count()
 

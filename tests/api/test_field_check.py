@@ -14,8 +14,8 @@ from typing import Any, Generic, Literal, NamedTuple, TypedDict, TypeVar
 import msgspec
 import pytest
 
-from tidegate.api.field_check import CALL_COST, CONTAINER_COST, FieldCheck
-from tidegate.api.values import fault
+from tidegate.api.records.values import fault
+from tidegate.api.state.field_check import CALL_COST, CONTAINER_COST, FieldCheck
 
 T = TypeVar("T")
 
@@ -112,7 +112,7 @@ def test_field_check_accepts_correct_values_without_a_call_of_fault(
     assert [fault(value, of) for value in values] == [""] * len(values)
     check = FieldCheck(of)
     # To walk a value costs microseconds, so it must not be needed where all are right.
-    monkeypatch.setattr("tidegate.api.field_check.fault", _never)
+    monkeypatch.setattr("tidegate.api.state.field_check.fault", _never)
     assert check.first_wrong(values * 3) is None
     assert check.first_wrong([]) is None
 

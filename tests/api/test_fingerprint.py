@@ -36,7 +36,7 @@ PIPELINES = [
 ]
 BUILD = """
 import pathlib, sys
-from tidegate.api.code import code_digest, load_pipeline
+from tidegate.api.code.code import code_digest, load_pipeline
 from tidegate.api.pipeline import build
 pipeline = load_pipeline(sys.argv[1], pathlib.Path.cwd())
 print(build(pipeline).fingerprint(), code_digest(pipeline))

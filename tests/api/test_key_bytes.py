@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.api.keys import check_key, key_encoder
+from tidegate.api.state.keys import check_key, key_encoder
 from tidegate.errors import PipelineError
 
 

@@ -28,8 +28,8 @@ from tidegate import (
     PipelineError,
     ValueState,
 )
-from tidegate.api.record_fields import plain_type
-from tidegate.api.types import type_info
+from tidegate.api.records.record_fields import plain_type
+from tidegate.api.records.types import type_info
 from tidegate.testing import PipelineTest, Setup
 
 T = TypeVar("T")

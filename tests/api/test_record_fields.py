@@ -11,7 +11,7 @@ from typing import Any
 import pydantic
 import pytest
 
-from tidegate.api.record_fields import fields_of
+from tidegate.api.records.record_fields import fields_of
 from tidegate.errors import PipelineError
 
 

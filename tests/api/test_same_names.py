@@ -12,7 +12,7 @@ import pytest
 
 from pipelines.order_totals import Order
 from tidegate import Json, KafkaSink, KafkaSource, Pipeline, PipelineError, build
-from tidegate.api.connector import Connector
+from tidegate.api.declarations.connector import Connector
 
 
 class Copy(Pipeline, name=None):

@@ -34,10 +34,10 @@ from tests.api.record_kinds import (
     Word,
     facts,
 )
-from tidegate.api.copying import copy_value
-from tidegate.api.field_check import FieldCheck, UncertainParts
-from tidegate.api.stored import stored_schema
-from tidegate.api.wire import column_codec, state_codec, value_codec
+from tidegate.api.records.copying import copy_value
+from tidegate.api.state.field_check import FieldCheck, UncertainParts
+from tidegate.api.state.stored import stored_schema
+from tidegate.api.state.wire import column_codec, state_codec, value_codec
 
 
 def name_of(pair: Any) -> str:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import pytest
 
 from tidegate import ConsumerRecord, PipelineError
-from tidegate.api.type_inference import item_type, result_type
+from tidegate.api.records.type_inference import item_type, result_type
 from tidegate.graph.stream_graph import UNKNOWN
 
 T = TypeVar("T")

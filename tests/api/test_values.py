@@ -26,9 +26,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tidegate import Json, ProducerRecord
-from tidegate.api.keys import key_encoder
-from tidegate.api.values import ClassCheck, KeyCheck, class_check, counts_as, fault
-from tidegate.api.wire import column_codec
+from tidegate.api.records.values import ClassCheck, KeyCheck, class_check, counts_as, fault
+from tidegate.api.state.keys import key_encoder
+from tidegate.api.state.wire import column_codec
 from tidegate.graph.stream_graph import UNKNOWN
 
 

@@ -21,11 +21,11 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from tidegate import Avro, ConsumerRecord, Json, PipelineError, ProducerRecord
-from tidegate.api.evolution import check_evolution
-from tidegate.api.resolving import resolver
-from tidegate.api.stored import stored_schema
-from tidegate.api.types import type_info
-from tidegate.api.wire import column_codec, shape_of_stored, state_codec, value_codec
+from tidegate.api.records.types import type_info
+from tidegate.api.state.evolution import check_evolution
+from tidegate.api.state.resolving import resolver
+from tidegate.api.state.stored import stored_schema
+from tidegate.api.state.wire import column_codec, shape_of_stored, state_codec, value_codec
 from tidegate.errors import CorruptCheckpointError
 
 V = TypeVar("V")

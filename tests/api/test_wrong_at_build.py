@@ -41,7 +41,7 @@ from tidegate import (
     ValueState,
     build,
 )
-from tidegate.api.formats import Protobuf
+from tidegate.api.records.formats import Protobuf
 
 
 class Base(Pipeline, name=None):

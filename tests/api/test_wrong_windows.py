@@ -38,7 +38,7 @@ from tidegate import (
     WindowProcess,
     build,
 )
-from tidegate.api.windows import Assigner
+from tidegate.api.windows.windows import Assigner
 
 
 class Sale(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from tests.controlplane.jobmanager.dispatching import submission as any_submission
-from tidegate.api.archive import CodeArchive
+from tidegate.api.code.archive import CodeArchive
 from tidegate.backfill.record import BackfillRecords, continued
 from tidegate.controlplane.jobmanager.job_store import JobStore
 from tidegate.drivers.storage import open_store

@@ -26,7 +26,7 @@ from tidegate import (
     Tumbling,
     build,
 )
-from tidegate.api.evolution import same_key_type, state_conflict
+from tidegate.api.state.evolution import same_key_type, state_conflict
 from tidegate.checkpoint.state_changes import SchemaRules, step_refusals
 from tidegate.checkpoint.state_metadata import StateMetadata
 from tidegate.config import Config

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from tidegate import Avro, Json, Raw, Utf8
-from tidegate.api.formats import Format
+from tidegate.api.records.formats import Format
 from tidegate.cli.kafka.record_text import auto_key, auto_value, data_text
 from tidegate.cli.project.broker import dev_broker
 from tidegate.cli.project.find_pipeline import find_pipeline

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from tidegate import Json, KafkaSource, Pipeline
-from tidegate.api.formats import Format
-from tidegate.api.sink import Sink
+from tidegate.api.connectors.sink import Sink
+from tidegate.api.records.formats import Format
 from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.sinks.registry import SINK_WRITERS
 from tidegate.dataplane.subtask_context import SubtaskContext

@@ -17,8 +17,8 @@ from typing import Any, Final, TypeVar, cast
 import msgspec
 
 from tidegate import Json, KafkaSource, Pipeline
-from tidegate.api.formats import Format
-from tidegate.api.sink import Sink
+from tidegate.api.connectors.sink import Sink
+from tidegate.api.records.formats import Format
 from tidegate.commit.transactional_ids import format_transactional_id
 from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.sinks.registry import SINK_WRITERS

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from tests.dataplane.channels.parts import Network, no_loss
-from tidegate.api.kafka_sink import KafkaSink
-from tidegate.api.keys import key_encoder
+from tidegate.api.connectors.kafka_sink import KafkaSink
 from tidegate.api.pipeline import Pipeline, build
-from tidegate.api.step_state import step_state
-from tidegate.api.wire import column_codec
+from tidegate.api.state.keys import key_encoder
+from tidegate.api.state.wire import column_codec
+from tidegate.api.steps.step_state import step_state
 from tidegate.dataplane.chain import ChainOutputs, OperatorChain
 from tidegate.dataplane.channels.slot_channels import SlotChannels
 from tidegate.dataplane.refusals import Refusals

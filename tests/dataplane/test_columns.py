@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.dataplane.channels.parts import TOPIC_PARTITION, codec
 from tests.dataplane.test_operators import Dict, no_clock, step
 from tidegate.api.functions import Context, KeyedProcess, Process, ProcessContext, SideOutput
-from tidegate.api.state import ValueState
+from tidegate.api.state.state import ValueState
 from tidegate.dataplane.channels.frames import data_frame
 from tidegate.dataplane.channels.record_writer import KeyGroupWriter
 from tidegate.dataplane.columns import (

@@ -8,12 +8,12 @@ from typing import cast
 import pytest
 
 from tests.dataplane.test_operators import Collected, Dict, keyed, step
-from tidegate.api.formats import Json
+from tidegate.api.connectors.kafka_sink import KafkaSink
+from tidegate.api.connectors.kafka_source import KafkaSource
 from tidegate.api.functions import Context, KeyedProcess, Process, ProcessContext
-from tidegate.api.kafka_sink import KafkaSink
-from tidegate.api.kafka_source import KafkaSource
 from tidegate.api.pipeline import Pipeline, build
-from tidegate.api.state import ValueState
+from tidegate.api.records.formats import Json
+from tidegate.api.state.state import ValueState
 from tidegate.dataplane.chain import ChainOutputs, OperatorChain
 from tidegate.dataplane.operators.process import ProcessOperator
 from tidegate.dataplane.sink_writer import SinkWriter

@@ -14,8 +14,8 @@ import pytest
 from tests.dataplane.slots import RunningSlots
 from tidegate import Json, KafkaSink, KafkaSource, Pipeline, build
 from tidegate.api.functions import Context, KeyedProcess
-from tidegate.api.state import ValueState
-from tidegate.api.streams import Stream
+from tidegate.api.state.state import ValueState
+from tidegate.api.steps.streams import Stream
 from tidegate.backfill.refusals import refuse_unknown_steps
 from tidegate.config import Config
 from tidegate.controlplane.journal.job_plan import state_metadata

@@ -14,7 +14,7 @@ import pytest
 
 from tests.dataplane.file_sink import Copies, FileSink, FileSinkWriter, Order
 from tidegate import Json, KafkaSink, KafkaSource, Pipeline, build
-from tidegate.api.kafka_names import kafka_nodes
+from tidegate.api.connectors.kafka_names import kafka_nodes
 from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.sinks.registry import SINK_WRITERS, make_sink_writer
 from tidegate.dataplane.subtask_context import SubtaskContext

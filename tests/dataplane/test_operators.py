@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tidegate.api.functions import Context, KeyedProcess, Process, ProcessContext, SideOutput
-from tidegate.api.state import Cell, MapState, ValueState
+from tidegate.api.state.state import Cell, MapState, ValueState
 from tidegate.dataplane.operators.keyed import KeyedOperator
 from tidegate.dataplane.operators.process import ProcessOperator
 from tidegate.dataplane.operators.stateless import FusedSteps

@@ -32,7 +32,7 @@ from tidegate import (
     Utf8,
     ValueState,
 )
-from tidegate.api.copying import copy_value, copy_values, immutable
+from tidegate.api.records.copying import copy_value, copy_values, immutable
 from tidegate.dataplane.operators.fan_out import Target, fan_out
 from tidegate.errors import UserCodeError
 from tidegate.graph.stream_graph import UNKNOWN

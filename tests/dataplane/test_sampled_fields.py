@@ -13,8 +13,8 @@ import pytest
 
 from tests.dataplane.slots import RunningSlots
 from tidegate import Avro, Json, KafkaSink, KafkaSource, Pipeline, PipelineError
-from tidegate.api.field_check import CALL_COST, CONTAINER_COST, FieldCheck
-from tidegate.api.wire import column_codec
+from tidegate.api.state.field_check import CALL_COST, CONTAINER_COST, FieldCheck
+from tidegate.api.state.wire import column_codec
 from tidegate.dataplane.channels.frames import FrameCodec, data_frame
 from tidegate.dataplane.operators.sampling import (
     BATCH_BUDGET,

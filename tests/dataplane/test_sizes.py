@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.dataplane.sinks.doubles import Broker
 from tests.drivers.kafka.surroundings import SubtaskHarness
-from tidegate.api.kafka_records import ERROR, ORIGIN_OFFSET, ProducerRecord
+from tidegate.api.connectors.kafka_records import ERROR, ORIGIN_OFFSET, ProducerRecord
 from tidegate.dataplane.sizes import (
     CLIENT_MAX_BYTES,
     DEFAULT_MAX_BYTES,

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from tidegate import Context, EventTimer, Fired, KeyedProcess, ValueState
-from tidegate.api.state import ValueCell
+from tidegate.api.state.state import ValueCell
 from tidegate.errors import UserCodeError
 from tidegate.testing import FunctionHarness
 

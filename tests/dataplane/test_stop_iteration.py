@@ -27,7 +27,7 @@ from tidegate import (
     Utf8,
     ValueState,
 )
-from tidegate.api.copying import copy_value, copy_values
+from tidegate.api.records.copying import copy_value, copy_values
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.sinks.encoding import BatchEncoder
 from tidegate.dataplane.sources.decoding import BatchDecoder

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from tests.dataplane.test_task import C1, Reader, World, offer, steps
-from tidegate.api.watermarks import Monotonous
+from tidegate.api.time.watermarks import Monotonous
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.input_task import InputTask
 from tidegate.dataplane.source_task import SourceTask

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from tests.dataplane.test_operators import Collected, step
 from tidegate.api.functions import Context, KeyedProcess, SideOutput
-from tidegate.api.state import MapState, ValueState
-from tidegate.api.timers import (
+from tidegate.api.state.state import MapState, ValueState
+from tidegate.api.time.timers import (
     EventTimer,
     EventTimers,
     Fired,

@@ -10,7 +10,7 @@ import pytest
 
 from tests.dataplane.test_task import C1, C2, SUBTASK, Reader, offer, steps
 from tests.dataplane.test_task_time import TimedWorld, timed
-from tidegate.api.watermarks import (
+from tidegate.api.time.watermarks import (
     BoundedOutOfOrderness,
     CustomWatermarks,
     Monotonous,

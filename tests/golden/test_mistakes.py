@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from integration.support.user_project import TOTALS, assert_golden
-from tidegate.api.code import load_pipeline
+from tidegate.api.code.code import load_pipeline
 from tidegate.api.pipeline import build
 from tidegate.errors import PipelineError
 

@@ -23,7 +23,7 @@ from tidegate.testing import PipelineTest
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("*/README.md")])
 WITH_BLOCKS = [*PAGES, ROOT / "integration" / "bench" / "README.md"]
-LANGUAGES = {"python", "toml", "ini", "text"} | SHELL
+LANGUAGES = {"python", "toml", "ini", "text", "mermaid"} | SHELL
 NOT_RUN_MAX = 25
 """The number of blocks that no test runs. Lower it where a block begins to run."""
 

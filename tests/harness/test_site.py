@@ -77,9 +77,7 @@ def test_every_setting_is_in_the_reference_with_its_default_and_its_meaning() ->
 
 
 def test_links_of_the_repository_become_links_of_the_site() -> None:
-    text = (
-        "[a](docs/concepts/state.md#x) [b](docs/assets/a.svg) [c](framework/tidegate/api/state.py)"
-    )
+    text = "[a](docs/concepts/state.md#x) [b](docs/assets/a.svg) [c](framework/tidegate/ids.py)"
     assert site_links(text, "ARCHITECTURE.md", ROOT) == (
         "[a](../concepts/state.md#x) [b](../assets/a.svg) c"
     )

@@ -19,7 +19,7 @@ from tests.mutants.planting import COSTLY, Detector
 from tests.simulator.plan import Plan
 from tests.simulator.run import plan_of as plan
 from tests.simulator.run import run_seed
-from tidegate.api.state import ValueState
+from tidegate.api.state.state import ValueState
 
 MISTAKES = ("NameError", "AttributeError", "ImportError", "SyntaxError")
 

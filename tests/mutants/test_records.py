@@ -12,8 +12,8 @@ from tests.dataplane import test_stop_iteration as stop_tests
 from tests.dataplane.channels import test_record_writer as outlet_tests
 from tests.mutants.finders import once
 from tests.mutants.planting import Edit, Mutant, assert_found, mutant_params
-from tidegate.api.field_check import FieldCheck
-from tidegate.api.values import ClassCheck
+from tidegate.api.records.values import ClassCheck
+from tidegate.api.state.field_check import FieldCheck
 from tidegate.dataplane.chain import OperatorChain
 from tidegate.dataplane.channels.record_writer import KeyGroupWriter
 from tidegate.dataplane.keying import KeyExtractor, StepKeys

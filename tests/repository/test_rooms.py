@@ -67,7 +67,7 @@ def test_imports_in_functions_and_by_name_count_and_those_for_type_checkers_do_n
     assert named_modules(text, {"tidegate.a", "tidegate.b", "tidegate.c", "tidegate.role"}) == {
         *("tidegate.a", "tidegate.b")
     }
-    assert ("tidegate", "tidegate.api.formats") not in imports()  # for type checkers
+    assert ("tidegate", "tidegate.api.records.formats") not in imports()  # for type checkers
 
 
 def test_the_order_of_the_rooms_is_that_of_the_import_contracts() -> None:

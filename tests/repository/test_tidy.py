@@ -35,9 +35,9 @@ TRACKER = re.compile(r"\bissue #?\d", re.IGNORECASE)
 SKIPPED = {"LICENSE"}
 COMMANDS = {"framework/cli", "framework/terminal", "framework/txn"}  # they print
 GENERATES_CODE = {  # from templates of our own, never from text of a user or of the network
-    "framework/tidegate/api/field_check.py",
-    "framework/tidegate/api/converters.py",
-    "framework/tidegate/api/finite.py",
+    "framework/tidegate/api/state/field_check.py",
+    "framework/tidegate/api/records/converters.py",
+    "framework/tidegate/api/records/finite.py",
     "framework/tidegate/dataplane/operators/stateless.py",
     "framework/tidegate/dataplane/windows/accumulators.py",
 }

@@ -125,8 +125,8 @@ def test_tidegate_has_no_import_cycle() -> None:
     imports = {each: graph.find_modules_directly_imported_by(each) for each in graph.modules}
     assert len(imports) > 100
     assert cycle(imports) == []
-    assert "tidegate.api.streams" in cycle(
-        {**imports, "tidegate.api.sink": {"tidegate.api.streams"}}
+    assert "tidegate.api.steps.streams" in cycle(
+        {**imports, "tidegate.api.connectors.sink": {"tidegate.api.steps.streams"}}
     )
 
 

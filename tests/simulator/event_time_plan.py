@@ -50,8 +50,8 @@ from tests.simulator.window_pipelines import (
     WINDOW_SHAPES,
     WindowedTwice,
 )
-from tidegate.api.kafka_source import KafkaSource
-from tidegate.api.watermarks import BoundedOutOfOrderness
+from tidegate.api.connectors.kafka_source import KafkaSource
+from tidegate.api.time.watermarks import BoundedOutOfOrderness
 
 DELAYS_MS: Final = (0, 50, 200, 600)
 IDLE_AFTER_MS: Final = (200, 500, 1500)

@@ -152,7 +152,7 @@ def apply_patches(scheduler: Scheduler) -> Iterator[Path]:
         tempfile.TemporaryDirectory(
             prefix="tidegate-sim-", dir=_MEMORY if _MEMORY.is_dir() else None
         ) as folder,
-        patch("tidegate.api.rebuild.code_digest", lambda _: CODE_DIGEST),
+        patch("tidegate.api.code.rebuild.code_digest", lambda _: CODE_DIGEST),
         patch("tidegate.slot.idle_wait.UNNOTICEABLE_S", IDLE_WAIT_S),
     ):
         root.handlers[:] = [_Handler(scheduler)]

@@ -14,12 +14,12 @@ from typing import Final
 
 import msgspec
 
-from tidegate.api.formats import Json
+from tidegate.api.connectors.kafka_sink import KafkaSink
+from tidegate.api.connectors.kafka_source import KafkaSource
 from tidegate.api.functions import Context, KeyedProcess, SideOutput
-from tidegate.api.kafka_sink import KafkaSink
-from tidegate.api.kafka_source import KafkaSource
 from tidegate.api.pipeline import Pipeline
-from tidegate.api.state import ListState, MapState, ValueState
+from tidegate.api.records.formats import Json
+from tidegate.api.state.state import ListState, MapState, ValueState
 
 KEYS: Final = ("aa", "ab", "ba", "bb", "ca")
 """The keys of all events. The first letter of a key is its region."""

@@ -24,12 +24,12 @@ from tests.simulator.timed_pipelines import (
     has_time,
 )
 from tests.simulator.window_pipelines import no_result, windowed
-from tidegate.api.formats import Json
-from tidegate.api.kafka_sink import KafkaSink
-from tidegate.api.kafka_source import KafkaSource
+from tidegate.api.connectors.kafka_sink import KafkaSink
+from tidegate.api.connectors.kafka_source import KafkaSource
 from tidegate.api.pipeline import Pipeline
-from tidegate.api.streams import Stream
-from tidegate.api.watermarks import BoundedOutOfOrderness
+from tidegate.api.records.formats import Json
+from tidegate.api.steps.streams import Stream
+from tidegate.api.time.watermarks import BoundedOutOfOrderness
 
 STRATEGY = BoundedOutOfOrderness("0 s")
 """The strategy of the run."""

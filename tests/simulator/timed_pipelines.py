@@ -18,14 +18,14 @@ import msgspec
 
 from tests.simulator import pipelines
 from tests.simulator.pipelines import IN_A, IN_B, OUT_A, Event, Result, Shape
-from tidegate.api.formats import Json
+from tidegate.api.connectors.kafka_sink import KafkaSink
+from tidegate.api.connectors.kafka_source import KafkaSource
 from tidegate.api.functions import Context, CoProcess, KeyedProcess
-from tidegate.api.kafka_sink import KafkaSink
-from tidegate.api.kafka_source import KafkaSource
 from tidegate.api.pipeline import Pipeline
-from tidegate.api.state import ValueState
-from tidegate.api.timers import EventTimer, EventTimers, Fired, ProcessingTimer
-from tidegate.api.watermarks import TIME_MAX_MS, BoundedOutOfOrderness
+from tidegate.api.records.formats import Json
+from tidegate.api.state.state import ValueState
+from tidegate.api.time.timers import EventTimer, EventTimers, Fired, ProcessingTimer
+from tidegate.api.time.watermarks import TIME_MAX_MS, BoundedOutOfOrderness
 
 SILENCE, DEADLINE, ALARM = "silence", "deadline", "alarm"
 """The timers of a key: an event timer, event timers with names, and a processing timer."""

@@ -26,7 +26,7 @@ from tests.simulator.window_pipelines import (
     WIDER,
     firing_name,
 )
-from tidegate.api.watermarks import TIME_MAX_MS
+from tidegate.api.time.watermarks import TIME_MAX_MS
 from tidegate.stream_elements import MAX_MS, MIN_MS, NEVER
 
 ON_TIME: Final = "on_time"

@@ -19,15 +19,22 @@ import msgspec
 from tests.simulator import pipelines
 from tests.simulator.pipelines import IN_A, IN_B, OUT_A, Event, Shape
 from tests.simulator.timed_pipelines import Entry, TimedEvent, WindowSettings, timed_source
-from tidegate.api.aggregates import Aggregate, Collect, Count, Sum
-from tidegate.api.formats import Json
+from tidegate.api.connectors.kafka_sink import KafkaSink
 from tidegate.api.functions import Context, KeyedProcess
-from tidegate.api.kafka_sink import KafkaSink
 from tidegate.api.pipeline import Pipeline
-from tidegate.api.state import ValueState
-from tidegate.api.streams import Stream
-from tidegate.api.triggers import AfterWatermark, Every, EveryCount, Repeat, Repeatedly, TimeDomain
-from tidegate.api.windows import (
+from tidegate.api.records.formats import Json
+from tidegate.api.state.state import ValueState
+from tidegate.api.steps.streams import Stream
+from tidegate.api.windows.aggregates import Aggregate, Collect, Count, Sum
+from tidegate.api.windows.triggers import (
+    AfterWatermark,
+    Every,
+    EveryCount,
+    Repeat,
+    Repeatedly,
+    TimeDomain,
+)
+from tidegate.api.windows.windows import (
     Calendar,
     Global,
     Session,

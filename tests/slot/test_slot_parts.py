@@ -15,10 +15,10 @@ from typing import Any, cast
 import pytest
 
 from tests.dataplane.channels.parts import edge
-from tidegate.api.formats import Raw
-from tidegate.api.kafka_sink import KafkaSink
-from tidegate.api.kafka_source import KafkaSource
+from tidegate.api.connectors.kafka_sink import KafkaSink
+from tidegate.api.connectors.kafka_source import KafkaSource
 from tidegate.api.pipeline import Pipeline, build
+from tidegate.api.records.formats import Raw
 from tidegate.config import Config
 from tidegate.dataplane.chain import ChainOutputs, OperatorChain
 from tidegate.dataplane.channels.input_gate import InputChannel

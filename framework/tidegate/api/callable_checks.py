@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final, get_origin
 
-from tidegate.api.record_fields import type_name
-from tidegate.api.state import State
+from tidegate.api.records.record_fields import type_name
+from tidegate.api.state.state import State
 from tidegate.errors import PipelineError
 
 if TYPE_CHECKING:

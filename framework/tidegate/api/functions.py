@@ -15,9 +15,9 @@ from typing import Any, ClassVar, Generic, Never, TypeVar, get_args, get_origin
 
 from typing_extensions import TypeForm, get_original_bases
 
-from tidegate.api.state import State
-from tidegate.api.timers import Fired, TimerDeclaration
-from tidegate.api.types import KeyLike, type_info
+from tidegate.api.records.types import KeyLike, type_info
+from tidegate.api.state.state import State
+from tidegate.api.time.timers import Fired, TimerDeclaration
 from tidegate.errors import PipelineError
 from tidegate.graph.stream_graph import MAIN, UNKNOWN
 

@@ -17,14 +17,14 @@ from typing import Any, ClassVar, Generic, Self, TypeVar, overload
 
 import msgspec
 
-from tidegate.api.class_keywords import with_checked_keywords
-from tidegate.api.connector import Connector, declared_in
-from tidegate.api.location import FRAMEWORK_PATHS, user_location
-from tidegate.api.record_fields import MISSING, type_name
+from tidegate.api.connectors.source import Source
+from tidegate.api.declarations.class_keywords import with_checked_keywords
+from tidegate.api.declarations.connector import Connector, declared_in
+from tidegate.api.declarations.location import FRAMEWORK_PATHS, user_location
+from tidegate.api.records.record_fields import MISSING, type_name
 from tidegate.api.run_result import RunResult
-from tidegate.api.source import Source
-from tidegate.api.streams import Stream
-from tidegate.api.times import Duration, to_ms
+from tidegate.api.steps.streams import Stream
+from tidegate.api.time.times import Duration, to_ms
 from tidegate.errors import PipelineError, passes_through
 from tidegate.graph.key_groups import DEFAULT_MAX_PARALLELISM, MAX_PARALLELISM_LIMIT
 from tidegate.graph.stream_graph import Edge, StreamGraph

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tidegate.api.sink import Sink
+from tidegate.api.connectors.sink import Sink
 from tidegate.backfill.ends import To, choose_ends
 from tidegate.backfill.refusals import (
     refuse_records_without_schema,

@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Final
 
-from tidegate.api.kafka_names import consumer_group
+from tidegate.api.connectors.kafka_names import consumer_group
 from tidegate.commit.lost_tail import commit_metadata
 from tidegate.errors import KafkaError, RefusedError
 from tidegate.ids import CheckpointId, JobName, Uid

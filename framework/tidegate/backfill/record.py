@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import msgspec
 
-from tidegate.api.archive import CodeArchive, contents
+from tidegate.api.code.archive import CodeArchive, contents
 from tidegate.controlplane.jobmanager.job_store import JobStore
 from tidegate.errors import RefusedError, StorageError
 from tidegate.ids import JobName

@@ -24,8 +24,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final, cast
 
-from tidegate.api.kafka_source import KafkaSource
-from tidegate.api.types import type_info
+from tidegate.api.connectors.kafka_source import KafkaSource
+from tidegate.api.records.types import type_info
 from tidegate.errors import PipelineError, RefusedError
 from tidegate.graph.operator_kinds import operator_kind
 from tidegate.graph.stream_graph import UNKNOWN, Exchange, StreamGraph

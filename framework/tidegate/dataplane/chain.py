@@ -22,10 +22,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, Protocol, cast
 
-from tidegate.api.copying import copy_value, copy_values
-from tidegate.api.declaration_checks import OnError
-from tidegate.api.sink import Sink
-from tidegate.api.type_inference import only_reads
+from tidegate.api.connectors.sink import Sink
+from tidegate.api.declarations.declaration_checks import OnError
+from tidegate.api.records.copying import copy_value, copy_values
+from tidegate.api.records.type_inference import only_reads
 from tidegate.dataplane.columns import with_values
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.keying import KeyExtractor

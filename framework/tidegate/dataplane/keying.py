@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from operator import countOf
 from typing import Any, Final, cast
 
-from tidegate.api.keys import key_encoder
-from tidegate.api.values import KeyCheck, article, declared_name, key_check
+from tidegate.api.records.values import KeyCheck, article, declared_name, key_check
+from tidegate.api.state.keys import key_encoder
 from tidegate.dataplane.columns import without
 from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.user_errors import result_error, user_code_error

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, cast
 
 from tidegate.api.functions import KeyedProcess
-from tidegate.api.timers import has_timers
+from tidegate.api.time.timers import has_timers
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.operators.connected import CoOperator
 from tidegate.dataplane.operators.event_time import Advance

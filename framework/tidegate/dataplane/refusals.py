@@ -16,9 +16,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final
 
-from tidegate.api.declaration_checks import OnError
-from tidegate.api.finite import json_of_any
-from tidegate.api.kafka_records import (
+from tidegate.api.connectors.kafka_records import (
     ERROR,
     ORIGIN_OFFSET,
     ORIGIN_PARTITION,
@@ -26,6 +24,8 @@ from tidegate.api.kafka_records import (
     STEP,
     ProducerRecord,
 )
+from tidegate.api.declarations.declaration_checks import OnError
+from tidegate.api.records.finite import json_of_any
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.sizes import DEFAULT_MAX_BYTES, shorten_dead_letter
 from tidegate.errors import StateValueError, passes_through, refused_resource

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from tidegate.api.kafka_records import (
+from tidegate.api.connectors.kafka_records import (
     LEFT_OUT_HEADERS,
     LEFT_OUT_KEY,
     LEFT_OUT_VALUE,

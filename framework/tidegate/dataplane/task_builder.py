@@ -16,13 +16,13 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol, cast
 
-from tidegate.api.archive import code_cache_folder, install
-from tidegate.api.kafka_sink import KafkaSink
-from tidegate.api.kafka_source import KafkaSource
+from tidegate.api.code.archive import code_cache_folder, install
+from tidegate.api.code.rebuild import rebuild
+from tidegate.api.connectors.kafka_sink import KafkaSink
+from tidegate.api.connectors.kafka_source import KafkaSource
 from tidegate.api.pipeline import Pipeline
-from tidegate.api.rebuild import rebuild
-from tidegate.api.step_state import step_state
-from tidegate.api.windows import TZ_DATABASE
+from tidegate.api.steps.step_state import step_state
+from tidegate.api.windows.windows import TZ_DATABASE
 from tidegate.checkpoint.alignment import Alignment
 from tidegate.config import Config
 from tidegate.dataplane.chain import ChainOutputs, OperatorChain

@@ -11,8 +11,8 @@ import operator
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
-from tidegate.api.state import ValueCell
-from tidegate.api.timers import Fired
+from tidegate.api.state.state import ValueCell
+from tidegate.api.time.timers import Fired
 from tidegate.dataplane.columns import origin_of
 from tidegate.errors import StateValueError, TidegateError, UserCodeError, passes_through
 from tidegate.graph.stream_graph import Node

@@ -1,9 +1,9 @@
 """Key groups: which subtask owns a key, at any parallelism.
 
-A key's group depends only on its canonical bytes (`api/keys.py`, docs/guides/formats.md) and on the
-maximum parallelism. Both are fixed for the life of the state. A subtask owns a contiguous range of
-groups, so a restore at another parallelism moves ranges and reads no keys. The functions are pure
-arithmetic. The exchange calls them for each record, and a restore calls them once.
+A key's group depends only on its canonical bytes (`api/state/keys.py`, docs/guides/formats.md) and
+on the maximum parallelism. Both are fixed for the life of the state. A subtask owns a contiguous
+range of groups, so a restore at another parallelism moves ranges and reads no keys. The functions
+are pure arithmetic. The exchange calls them for each record, and a restore calls them once.
 
 The formulas are Flink's. The hash is MurmurHash3 (x86, 32 bit, seed 0), never Python's `hash()`,
 which differs between processes.

@@ -7,7 +7,7 @@ data plane runs the functions, declarations and types of its nodes.
 Invariants: nodes are in topological order, because a step is added after its inputs. Ids are unique
 and the same in every process. The fingerprint is the SHA-256 of the graph as canonical JSON. That
 JSON has names, kinds, uids, edges, options, schemas and the *qualified names* of functions. It has
-no addresses, line numbers or code; `api.code.code_digest` compares code.
+no addresses, line numbers or code; `api.code.code.code_digest` compares code.
 """
 
 from __future__ import annotations

@@ -13,7 +13,10 @@ from tidegate.ids import JobName, LeaderEpoch, Uid
 
 
 class StoredCode(msgspec.Struct, frozen=True, kw_only=True):
-    """The archive with the code of a submission. Every attempt runs it. See `api/archive.py`."""
+    """The archive with the code of a submission. Every attempt runs it.
+
+    See `api/code/archive.py`.
+    """
 
     digest: str
     """The SHA-256 of the archive, in hex."""

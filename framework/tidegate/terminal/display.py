@@ -17,8 +17,8 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from tidegate.api.archive import CodeArchive
-from tidegate.api.pipeline_files import CACHE, TOOL
+from tidegate.api.code.archive import CodeArchive
+from tidegate.api.code.pipeline_files import CACHE, TOOL
 from tidegate.config import CheckpointSettings, Config
 from tidegate.controlplane.jobmaster.events import StopEnd
 from tidegate.errors import Domain

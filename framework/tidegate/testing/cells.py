@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from tidegate.api.keys import check_key, key_encoder
-from tidegate.api.state import Cell, ListCell, MapCell, State, ValueCell
-from tidegate.api.timers import TimerCell, TimerDeclaration, TimersCell, for_keys
-from tidegate.api.wire import state_codec
+from tidegate.api.state.keys import check_key, key_encoder
+from tidegate.api.state.state import Cell, ListCell, MapCell, State, ValueCell
+from tidegate.api.state.wire import state_codec
+from tidegate.api.time.timers import TimerCell, TimerDeclaration, TimersCell, for_keys
 from tidegate.dataplane.state.storable import Storable
 from tidegate.dataplane.time.timer_index import TimerIndex
 from tidegate.errors import InternalError, StateValueError

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from itertools import groupby
 from typing import Any, Generic, Self, TypeVar, cast
 
-from tidegate.api.formats import Raw
-from tidegate.api.kafka_records import Headers
-from tidegate.api.kafka_source import KafkaSource
-from tidegate.api.watermarks import HeaderTime, Instant, UnusableTimeError, instant_ms
+from tidegate.api.connectors.kafka_records import Headers
+from tidegate.api.connectors.kafka_source import KafkaSource
+from tidegate.api.records.formats import Raw
+from tidegate.api.time.watermarks import HeaderTime, Instant, UnusableTimeError, instant_ms
 from tidegate.errors import PipelineError
 from tidegate.ids import Uid
 from tidegate.stream_elements import MIN_MS, TopicPartition, Watermark

@@ -10,16 +10,16 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, cast
 
-from tidegate.api.declaration_checks import OnError
+from tidegate.api.connectors.kafka_records import ProducerRecord
+from tidegate.api.declarations.declaration_checks import OnError
+from tidegate.api.declarations.location import user_location
 from tidegate.api.functions import KeyedProcess, SideOutput
-from tidegate.api.kafka_records import ProducerRecord
-from tidegate.api.keys import key_normaliser
-from tidegate.api.location import user_location
-from tidegate.api.state import ListState, MapState, State, ValueState
-from tidegate.api.timers import Timer, Timers, has_timers
-from tidegate.api.times import Duration, to_ms
-from tidegate.api.types import KeyLike
-from tidegate.api.watermarks import Instant, instant_ms
+from tidegate.api.records.types import KeyLike
+from tidegate.api.state.keys import key_normaliser
+from tidegate.api.state.state import ListState, MapState, State, ValueState
+from tidegate.api.time.timers import Timer, Timers, has_timers
+from tidegate.api.time.times import Duration, to_ms
+from tidegate.api.time.watermarks import Instant, instant_ms
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.operators.checking import Checks
 from tidegate.dataplane.operators.keyed import KeyedOperator

@@ -15,11 +15,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tidegate.api.copying import copy_value
-from tidegate.api.formats import Format
-from tidegate.api.kafka_records import ProducerRecord
-from tidegate.api.kafka_sink import KafkaSink
-from tidegate.api.sink import Sink
+from tidegate.api.connectors.kafka_records import ProducerRecord
+from tidegate.api.connectors.kafka_sink import KafkaSink
+from tidegate.api.connectors.sink import Sink
+from tidegate.api.records.copying import copy_value
+from tidegate.api.records.formats import Format
 from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.sinks.encoding import BatchEncoder
 from tidegate.errors import UserCodeError, passes_through

@@ -16,15 +16,15 @@ from typing import Any, Final, Self, TypeVar, cast
 
 import msgspec
 
-from tidegate.api.connector import Connector
-from tidegate.api.kafka_records import ProducerRecord
-from tidegate.api.kafka_sink import KafkaSink, dead_letter_sink_name
-from tidegate.api.kafka_source import KafkaSource
+from tidegate.api.connectors.kafka_records import ProducerRecord
+from tidegate.api.connectors.kafka_sink import KafkaSink, dead_letter_sink_name
+from tidegate.api.connectors.kafka_source import KafkaSource
+from tidegate.api.connectors.sink import Sink
+from tidegate.api.declarations.connector import Connector
 from tidegate.api.pipeline import Pipeline
-from tidegate.api.sink import Sink
-from tidegate.api.times import Duration, to_ms
-from tidegate.api.watermarks import Instant
-from tidegate.api.window_step import WindowStep
+from tidegate.api.time.times import Duration, to_ms
+from tidegate.api.time.watermarks import Instant
+from tidegate.api.windows.window_step import WindowStep
 from tidegate.dataplane.counters import Counters
 from tidegate.errors import PipelineError
 from tidegate.graph.stream_graph import Node

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from tidegate.api.kafka_records import Headers
+from tidegate.api.connectors.kafka_records import Headers
 from tidegate.ports.kafka import PartitionBatch, PartitionReader, Position
 from tidegate.stream_elements import TopicPartition
 

@@ -28,8 +28,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Final, cast
 
-from tidegate.api.kafka_names import consumer_group
-from tidegate.api.kafka_source import KafkaSource
+from tidegate.api.connectors.kafka_names import consumer_group
+from tidegate.api.connectors.kafka_source import KafkaSource
 from tidegate.api.pipeline import Pipeline
 from tidegate.checkpoint.manifest import Manifest
 from tidegate.checkpoint.partition_offsets import PartitionOffsets

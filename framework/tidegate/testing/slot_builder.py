@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from tidegate.api.connectors.sink import Sink
 from tidegate.api.pipeline import Pipeline
-from tidegate.api.sink import Sink
 from tidegate.checkpoint.manifest import Manifest
 from tidegate.config import Config
 from tidegate.dataplane.counters import Counters

@@ -13,7 +13,7 @@ import pytest
 from tests.api.test_archive import zipped
 from tests.controlplane.jobmanager.dispatching import submission
 from tests.controlplane.jobmanager.test_job_store import Blobs
-from tidegate.api.archive import digest_of
+from tidegate.api.code.archive import digest_of
 from tidegate.config import Config
 from tidegate.controlplane.journal.effect_runner import run_to_end
 from tidegate.controlplane.journal.job_plan import installed_code

@@ -15,8 +15,8 @@ from tidegate import (
     Tumbling,
     build,
 )
-from tidegate.api.sink import Guarantee
-from tidegate.api.windows import TZ_DATABASE, Assigner
+from tidegate.api.connectors.sink import Guarantee
+from tidegate.api.windows.windows import TZ_DATABASE, Assigner
 from tidegate.config import CheckpointSettings, Config
 from tidegate.controlplane.journal.job_plan import (
     opens_transactions,

@@ -10,9 +10,9 @@ import pytest
 
 from tests.dataplane.sinks.doubles import Broker
 from tests.drivers.kafka.surroundings import SubtaskHarness
-from tidegate.api.formats import Json, Raw
-from tidegate.api.kafka_records import ProducerRecord
-from tidegate.api.kafka_sink import KafkaSink
+from tidegate.api.connectors.kafka_records import ProducerRecord
+from tidegate.api.connectors.kafka_sink import KafkaSink
+from tidegate.api.records.formats import Json, Raw
 from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.sinks.encoding import BatchEncoder
 from tidegate.dataplane.sinks.kafka import KafkaSinkWriter

@@ -9,8 +9,8 @@ import pytest
 
 from tests.dataplane.sinks.doubles import Broker
 from tests.drivers.kafka.surroundings import SubtaskHarness
-from tidegate.api.formats import Raw
-from tidegate.api.kafka_sink import KafkaSink
+from tidegate.api.connectors.kafka_sink import KafkaSink
+from tidegate.api.records.formats import Raw
 from tidegate.config import Config
 from tidegate.config_load import checked
 from tidegate.dataplane.sinks.kafka import KafkaSinkWriter

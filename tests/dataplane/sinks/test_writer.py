@@ -8,9 +8,9 @@ import pytest
 
 from tests.dataplane.sinks.doubles import Broker
 from tests.drivers.kafka.surroundings import SubtaskHarness
-from tidegate.api.formats import Json, Raw, Utf8
-from tidegate.api.kafka_records import ProducerRecord
-from tidegate.api.kafka_sink import KafkaSink
+from tidegate.api.connectors.kafka_records import ProducerRecord
+from tidegate.api.connectors.kafka_sink import KafkaSink
+from tidegate.api.records.formats import Json, Raw, Utf8
 from tidegate.dataplane.sinks import kafka as writer_module
 from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
 from tidegate.errors import TransactionError, UserCodeError

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from tests.drivers.kafka.surroundings import SubtaskHarness
-from tidegate.api.formats import Json, Raw, Utf8
-from tidegate.api.kafka_records import ConsumerRecord, ProducerRecord
-from tidegate.api.kafka_source import KafkaSource
+from tidegate.api.connectors.kafka_records import ConsumerRecord, ProducerRecord
+from tidegate.api.connectors.kafka_source import KafkaSource
+from tidegate.api.records.formats import Json, Raw, Utf8
 from tidegate.commit.lost_tail import parse_commit_metadata
 from tidegate.config import Config
 from tidegate.dataplane.sources.kafka import BATCH_RECORDS, BATCH_RECORDS_MAX, KafkaSourceReader

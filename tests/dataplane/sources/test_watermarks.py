@@ -8,7 +8,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from tidegate.api.watermarks import (
+from tidegate.api.time.watermarks import (
     BoundedOutOfOrderness,
     CustomWatermarks,
     Monotonous,

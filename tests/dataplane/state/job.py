@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.dataplane.state.blobs import MemoryBlobs
-from tidegate.api.keys import key_encoder
-from tidegate.api.state import Cell, State
+from tidegate.api.state.keys import key_encoder
+from tidegate.api.state.state import Cell, State
 from tidegate.dataplane.state.backend import KeyedStateBackend
 from tidegate.dataplane.state.local_files import LocalStateFiles
 from tidegate.dataplane.state.snapshots import SnapshotUploader, restore

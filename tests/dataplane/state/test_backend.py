@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.dataplane.state.job import UID, Step, declare
-from tidegate.api.state import ListState, MapState, State, ValueState
+from tidegate.api.state.state import ListState, MapState, State, ValueState
 from tidegate.dataplane.state.backend import KeyedStateBackend
 from tidegate.drivers.memory.store import MemoryStore
 from tidegate.errors import (

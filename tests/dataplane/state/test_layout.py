@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.dataplane.state.job import MAX_PARALLELISM, Step, declare
-from tidegate.api.state import ListState, MapState, ValueState
+from tidegate.api.state.state import ListState, MapState, ValueState
 from tidegate.dataplane.state.layout import (
     entries_span,
     group_part,

@@ -9,7 +9,7 @@ import pytest
 
 from tests.dataplane.state.job import JOB, Step, declare
 from tests.dataplane.state.totals import KEYS, add, only, paths, rocksdb_step, totals
-from tidegate.api.state import ValueState
+from tidegate.api.state.state import ValueState
 from tidegate.dataplane.state import local_files
 from tidegate.errors import StorageError
 

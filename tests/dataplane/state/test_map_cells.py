@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.dataplane.state.job import UID, declare, open_store
-from tidegate.api.state import MapState
+from tidegate.api.state.state import MapState
 from tidegate.dataplane.state.backend import KeyedStateBackend
 
 

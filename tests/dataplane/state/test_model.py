@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.dataplane.state.job import Step, declare
-from tidegate.api.state import ListState, MapState, ValueState
+from tidegate.api.state.state import ListState, MapState, ValueState
 
 KEYS = ["", "a", "b", "c" * 200, "d", "é"]
 MAP_KEYS = ["", "k", "kk", "l"]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.dataplane.state.job import Step, declare
 from tests.dataplane.state.test_model import IN_MEMORY, KEYS, Model, Operations
-from tidegate.api.state import ListState, MapState, ValueState
+from tidegate.api.state.state import ListState, MapState, ValueState
 from tidegate.dataplane.state import pending_rows
 from tidegate.dataplane.state.backend import KeyedStateBackend
 from tidegate.dataplane.state.pending_rows import PendingRows

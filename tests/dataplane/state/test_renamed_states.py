@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from tests.dataplane.state.job import MAX_PARALLELISM, Step, declare
-from tidegate.api.state import ListState, MapState, State, ValueState
+from tidegate.api.state.state import ListState, MapState, State, ValueState
 from tidegate.dataplane.state import restored_names
 from tidegate.dataplane.state.layout import groups_span
 from tidegate.errors import CorruptCheckpointError, PipelineError

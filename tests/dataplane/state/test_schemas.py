@@ -13,9 +13,9 @@ import msgspec
 import pytest
 
 from tests.dataplane.state.job import Step, declare
-from tidegate.api.evolution import state_conflict
-from tidegate.api.state import ListState, MapState, State, ValueState
-from tidegate.api.stored import state_text
+from tidegate.api.state.evolution import state_conflict
+from tidegate.api.state.state import ListState, MapState, State, ValueState
+from tidegate.api.state.stored import state_text
 from tidegate.errors import PipelineError
 from tidegate.protocol.subtask_snapshot import KEY_TYPE
 

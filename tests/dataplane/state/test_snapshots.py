@@ -12,7 +12,7 @@ import pytest
 from tests.dataplane.state.blobs import MemoryBlobs
 from tests.dataplane.state.job import JOB, MAX_PARALLELISM, UID, Step, declare, open_store
 from tests.dataplane.state.totals import KEYS, add, only, paths, rocksdb_step, totals
-from tidegate.api.state import ValueState
+from tidegate.api.state.state import ValueState
 from tidegate.dataplane.state.layout import groups_span
 from tidegate.dataplane.state.local_files import LocalStateFiles
 from tidegate.dataplane.state.snapshots import RestoredStore, SnapshotUploader, restore

@@ -14,7 +14,7 @@ import pytest
 
 from tests.dataplane.state.blobs import MemoryBlobs
 from tests.dataplane.state.job import JOB, UID, declare, open_store
-from tidegate.api.state import ValueState
+from tidegate.api.state.state import ValueState
 from tidegate.config import Config
 from tidegate.dataplane.state import pending_rows
 from tidegate.dataplane.state.local_files import LocalStateFiles

@@ -19,8 +19,8 @@ from tests.api.record_kinds import Rule, Word
 from tests.dataplane.state.job import UID, declare, taken
 from tests.dataplane.test_operators import Collected, batch, step
 from tidegate.api.functions import Context, KeyedProcess
-from tidegate.api.state import ListState, MapState, State, ValueState
-from tidegate.api.wire import StateCodec
+from tidegate.api.state.state import ListState, MapState, State, ValueState
+from tidegate.api.state.wire import StateCodec
 from tidegate.dataplane.operators.images import Images
 from tidegate.dataplane.operators.keyed import KeyedOperator
 from tidegate.dataplane.refusals import Refusals

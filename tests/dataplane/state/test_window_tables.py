@@ -29,8 +29,8 @@ from tidegate import (
     ValueState,
     build,
 )
-from tidegate.api.keys import key_encoder
-from tidegate.api.tables import TableState
+from tidegate.api.state.keys import key_encoder
+from tidegate.api.state.tables import TableState
 from tidegate.dataplane.state.backend import KeyedStateBackend
 from tidegate.dataplane.state.window_tables import Table, WindowTables
 from tidegate.errors import CorruptCheckpointError, StateValueError

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.dataplane.state.job import Step, declare
-from tidegate.api.state import ValueState
+from tidegate.api.state.state import ValueState
 from tidegate.protocol.subtask_snapshot import KeyedSnapshot
 
 KEYS = [f"customer-{n}" for n in range(40)]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tidegate.api.watermarks import TIME_MAX_MS, HeaderTime, instant_ms
+from tidegate.api.time.watermarks import TIME_MAX_MS, HeaderTime, instant_ms
 from tidegate.dataplane.time.event_times import EventTimes
 
 

@@ -17,8 +17,8 @@ import msgspec
 
 from tests.dataplane.state.job import MAX_PARALLELISM, Step
 from tidegate import Aggregate, BoundedOutOfOrderness, Json, KafkaSink, KafkaSource, Pipeline, build
-from tidegate.api.step_state import step_state
-from tidegate.api.window_step import WindowStep
+from tidegate.api.steps.step_state import step_state
+from tidegate.api.windows.window_step import WindowStep
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.windows.layouts import make_window_operator
 from tidegate.dataplane.windows.operator import WindowOperator

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from tests.dataplane.windows.subtasks import window_node
 from tidegate import Count, Sliding, Sum, Tumbling
-from tidegate.api.type_inference import field_path
-from tidegate.api.windows import UNITS
+from tidegate.api.records.type_inference import field_path
+from tidegate.api.windows.windows import UNITS
 from tidegate.dataplane.windows.accumulators import make_accumulators
 from tidegate.dataplane.windows.assigners import tumbling
 from tidegate.dataplane.windows.calendars import LocalTime

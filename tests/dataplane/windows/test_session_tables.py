@@ -10,7 +10,7 @@ from tests.dataplane.windows import subtasks as subtasks_of_step
 from tests.dataplane.windows.subtasks import Click, Subtasks, window_node
 from tests.dataplane.windows.test_windows import in_tables, subtasks, total
 from tidegate import Session
-from tidegate.api.window_step import NO_OTHERS
+from tidegate.api.windows.window_step import NO_OTHERS
 from tidegate.dataplane.windows.operator import WindowOperator
 
 

@@ -37,7 +37,7 @@ from tidegate import (
     Sum,
     Tumbling,
 )
-from tidegate.api.windows import load_zone
+from tidegate.api.windows.windows import load_zone
 from tidegate.dataplane.windows.operator import WindowOperator
 from tidegate.errors import UserCodeError
 from tidegate.stream_elements import MAX_MS

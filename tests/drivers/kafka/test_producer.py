@@ -15,7 +15,7 @@ import pytest
 from confluent_kafka import KafkaError as Code
 
 from tests.drivers.kafka.given import BROKERS, Client, client_settings
-from tidegate.api.declaration_checks import RESERVED_PROPERTIES
+from tidegate.api.declarations.declaration_checks import RESERVED_PROPERTIES
 from tidegate.drivers.kafka.producer import DEFAULTS, POLL_INTERVAL_S, KafkaProducer
 from tidegate.drivers.kafka.producer_errors import ProducerErrors
 from tidegate.errors import RecordTooLargeError, TransactionError

@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError as Code
 from confluent_kafka import Message
 
 from tests.drivers.kafka.given import BROKERS, client_settings
-from tidegate.api.declaration_checks import RESERVED_PROPERTIES
+from tidegate.api.declarations.declaration_checks import RESERVED_PROPERTIES
 from tidegate.drivers.kafka.reader import (
     CONNECTION_CHECK_S,
     DEFAULTS,

@@ -13,8 +13,8 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from tidegate.api.kafka_names import consumer_group, kafka_nodes, topic_of
-from tidegate.api.kafka_sink import KafkaSink
+from tidegate.api.connectors.kafka_names import consumer_group, kafka_nodes, topic_of
+from tidegate.api.connectors.kafka_sink import KafkaSink
 from tidegate.commit.timeouts import check_against_broker, required_transaction_timeout_ms
 from tidegate.config import Config
 from tidegate.controlplane.client.preflight import (

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from tidegate.api.stored import kind_of
+from tidegate.api.state.stored import kind_of
 from tidegate.checkpoint.manifest import Manifest
 from tidegate.checkpoint.state_changes import SchemaRules, match_step, stored_schemas
 from tidegate.checkpoint.state_metadata import StateMetadata, StepMetadata

@@ -13,8 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tidegate.api.evolution import same_key_type, state_conflict
 from tidegate.api.pipeline import build
+from tidegate.api.state.evolution import same_key_type, state_conflict
 from tidegate.checkpoint.manifest import Manifest, manifest_folder
 from tidegate.checkpoint.partition_offsets import PartitionOffsets
 from tidegate.checkpoint.restore import refusals, restore

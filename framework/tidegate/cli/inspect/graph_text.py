@@ -9,12 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tidegate.api.kafka_names import kafka_nodes, topic_of
-from tidegate.api.record_fields import type_name
-from tidegate.api.sink import Sink
-from tidegate.api.triggers import Every, EveryCount, Repeat, Trigger
-from tidegate.api.window_step import Reduced, WindowStep
-from tidegate.api.windows import Assigner, Calendar, Session, Sliding, Tumbling
+from tidegate.api.connectors.kafka_names import kafka_nodes, topic_of
+from tidegate.api.connectors.sink import Sink
+from tidegate.api.records.record_fields import type_name
+from tidegate.api.windows.triggers import Every, EveryCount, Repeat, Trigger
+from tidegate.api.windows.window_step import Reduced, WindowStep
+from tidegate.api.windows.windows import Assigner, Calendar, Session, Sliding, Tumbling
 from tidegate.config import Config
 from tidegate.graph.stream_graph import (
     MAIN,

@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 
-from tidegate.api.kafka_connector import KafkaConnector
-from tidegate.api.kafka_names import topic_of
-from tidegate.api.record_fields import type_name
-from tidegate.api.sink import Sink
-from tidegate.api.step_state import step_state
+from tidegate.api.connectors.kafka_connector import KafkaConnector
+from tidegate.api.connectors.kafka_names import topic_of
+from tidegate.api.connectors.sink import Sink
+from tidegate.api.records.record_fields import type_name
+from tidegate.api.steps.step_state import step_state
 from tidegate.cli.inspect.broker_checks import Problem
 from tidegate.commit.timeouts import required_transaction_timeout_ms
 from tidegate.config import Config

@@ -21,9 +21,9 @@ from typing import Any, Final
 import fastavro
 import msgspec
 
-from tidegate.api.avro_file import find_schema_file
-from tidegate.api.finite import json_of_any
-from tidegate.api.formats import Format, Json, Raw
+from tidegate.api.records.avro_file import find_schema_file
+from tidegate.api.records.finite import json_of_any
+from tidegate.api.records.formats import Format, Json, Raw
 from tidegate.errors import ConfigError, PipelineError
 from tidegate.message_text import utc_text
 

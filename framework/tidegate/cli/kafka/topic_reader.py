@@ -15,10 +15,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
-from tidegate.api.code import load_pipeline
-from tidegate.api.formats import Format
-from tidegate.api.kafka_names import kafka_nodes, topic_of
+from tidegate.api.code.code import load_pipeline
+from tidegate.api.connectors.kafka_names import kafka_nodes, topic_of
 from tidegate.api.pipeline import build
+from tidegate.api.records.formats import Format
 from tidegate.cli.kafka import record_text as text
 from tidegate.config import Config
 from tidegate.config_load import load

@@ -17,10 +17,10 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from tidegate.api.formats import Avro, Format
-from tidegate.api.kafka_connector import KafkaConnector
-from tidegate.api.kafka_names import kafka_nodes, topic_of
+from tidegate.api.connectors.kafka_connector import KafkaConnector
+from tidegate.api.connectors.kafka_names import kafka_nodes, topic_of
 from tidegate.api.pipeline import build
+from tidegate.api.records.formats import Avro, Format
 from tidegate.cli.kafka.record_text import (
     Decoder,
     RecordRow,

@@ -69,7 +69,7 @@ def create_missing_topics(graph: StreamGraph, config: Config, partitions: int) -
     Raise RefusedError if Kafka does not allow it or does not answer: no job runs yet that could
     wait for the end of an outage.
     """
-    from tidegate.api.kafka_names import kafka_nodes, topic_of
+    from tidegate.api.connectors.kafka_names import kafka_nodes, topic_of
     from tidegate.drivers.kafka.topic_admin import KafkaTopicAdmin
     from tidegate.errors import ExternalError, RefusedError
 

@@ -54,7 +54,7 @@ from tidegate.storage_location import with_absolute_folders
 from tidegate.terminal.display import Display, open_display, print_status
 
 if TYPE_CHECKING:
-    from tidegate.api.archive import CodeArchive
+    from tidegate.api.code.archive import CodeArchive
     from tidegate.drivers.process.prestart import Prestarted
     from tidegate.protocol.reports import JobReport
     from tidegate.protocol.submission import Submission

@@ -24,7 +24,7 @@ from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any, Final
 
-from tidegate.api.code import load_pipeline
+from tidegate.api.code.code import load_pipeline
 from tidegate.api.pipeline import Pipeline
 from tidegate.errors import PipelineError
 from tidegate.message_text import clause

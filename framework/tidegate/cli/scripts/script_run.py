@@ -18,9 +18,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
-from tidegate.api.code import is_loading
+from tidegate.api.code.code import is_loading
+from tidegate.api.code.references import read_reference
 from tidegate.api.pipeline import Pipeline
-from tidegate.api.references import read_reference
 from tidegate.api.run_result import Ended, RunResult
 from tidegate.cli.run.local_run import run_to_end
 from tidegate.cli.run.stopping import RunInterruptedError

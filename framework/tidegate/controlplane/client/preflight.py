@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tidegate.api.archive import CodeArchive, pack
-from tidegate.api.code import load_pipeline, stored_reference
-from tidegate.api.declaration_checks import RESERVED_PROPERTIES, check_topic
-from tidegate.api.formats import Avro
-from tidegate.api.kafka_names import kafka_nodes, topic_of
+from tidegate.api.code.archive import CodeArchive, pack
+from tidegate.api.code.code import load_pipeline, stored_reference
+from tidegate.api.code.references import read_reference
+from tidegate.api.connectors.kafka_names import kafka_nodes, topic_of
+from tidegate.api.connectors.sink import Sink
+from tidegate.api.declarations.declaration_checks import RESERVED_PROPERTIES, check_topic
 from tidegate.api.pipeline import Pipeline, build
-from tidegate.api.references import read_reference
-from tidegate.api.sink import Sink
+from tidegate.api.records.formats import Avro
 from tidegate.commit.timeouts import check_against_broker
 from tidegate.commit.transactional_ids import job_prefix
 from tidegate.config import Config

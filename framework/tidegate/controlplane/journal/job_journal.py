@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from tidegate.api.kafka_names import kafka_nodes, topic_of
+from tidegate.api.connectors.kafka_names import kafka_nodes, topic_of
 from tidegate.checkpoint.coordinator_events import PublishCheckpoint
 from tidegate.checkpoint.manifest import Manifest
 from tidegate.checkpoint.restore import RestorePlan

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tidegate.api.archive import code_cache_folder, install
-from tidegate.api.kafka_names import topic_of
-from tidegate.api.rebuild import rebuild
-from tidegate.api.record_fields import type_name
-from tidegate.api.sink import Sink
-from tidegate.api.step_state import step_state
-from tidegate.api.stored import key_text, state_text
-from tidegate.api.timers import for_keys
-from tidegate.api.window_step import has_calendar_windows
-from tidegate.api.windows import TZ_DATABASE
+from tidegate.api.code.archive import code_cache_folder, install
+from tidegate.api.code.rebuild import rebuild
+from tidegate.api.connectors.kafka_names import topic_of
+from tidegate.api.connectors.sink import Sink
+from tidegate.api.records.record_fields import type_name
+from tidegate.api.state.stored import key_text, state_text
+from tidegate.api.steps.step_state import step_state
+from tidegate.api.time.timers import for_keys
+from tidegate.api.windows.window_step import has_calendar_windows
+from tidegate.api.windows.windows import TZ_DATABASE
 from tidegate.checkpoint.state_metadata import SourceMetadata, StateMetadata, StepMetadata
 from tidegate.config import CheckpointSettings, Config
 from tidegate.errors import TidegateError, from_foreign

@@ -18,7 +18,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from tidegate.api.evolution import same_key_type, state_conflict
+from tidegate.api.state.evolution import same_key_type, state_conflict
 from tidegate.checkpoint.manifest import Manifest
 from tidegate.checkpoint.partition_offsets import PartitionOffsets
 from tidegate.checkpoint.restore import RestorePlan, restore

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tidegate.api.sink import Sink
+from tidegate.api.connectors.sink import Sink
 from tidegate.commit.transactional_ids import transaction_system
 from tidegate.graph.stream_graph import StreamGraph
 from tidegate.ids import KAFKA, TransactionalId, Uid

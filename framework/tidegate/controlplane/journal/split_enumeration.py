@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
-from tidegate.api.kafka_names import consumer_group, topic_of
-from tidegate.api.kafka_source import KafkaSource
+from tidegate.api.connectors.kafka_names import consumer_group, topic_of
+from tidegate.api.connectors.kafka_source import KafkaSource
 from tidegate.checkpoint.partition_offsets import PartitionOffsets, StartKind
 from tidegate.checkpoint.source_changes import end_beyond_log_error
 from tidegate.commit.lost_tail import SplitKey

@@ -28,7 +28,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
-from tidegate.api.wire import WrongColumnError
+from tidegate.api.state.wire import WrongColumnError
 from tidegate.dataplane.columns import have_same_length, origin_of, slice_batch, without
 from tidegate.dataplane.refusals import Refusals
 from tidegate.errors import (
@@ -73,8 +73,8 @@ class FrameKind(enum.IntEnum):
 
 
 class ColumnCodec(Protocol):
-    """A codec that turns a column of values of one type into bytes and back. `api/wire.py` makes
-    codecs.
+    """A codec that turns a column of values of one type into bytes and back. `api/state/wire.py`
+    makes codecs.
     """
 
     @property

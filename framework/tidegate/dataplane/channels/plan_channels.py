@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tidegate.api import keys, wire
-from tidegate.api.keys import KeyEncoder
+from tidegate.api.state import keys, wire
+from tidegate.api.state.keys import KeyEncoder
 from tidegate.dataplane.channels.frames import ColumnCodec, FrameCodec
 from tidegate.dataplane.channels.input_gate import InputChannel, InputGate
 from tidegate.dataplane.channels.record_writer import (

@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from tidegate.api import keys, wire
-from tidegate.api.keys import KeyEncoder
+from tidegate.api.state import keys, wire
+from tidegate.api.state.keys import KeyEncoder
 from tidegate.dataplane.channels.frames import (
     ColumnCodec,
     FrameKind,

@@ -18,10 +18,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tidegate.api.exactness import is_made_by_users
-from tidegate.api.field_check import FieldCheck, UncertainParts
-from tidegate.api.record_fields import fields_of, record_class
-from tidegate.api.values import article, class_check, declared_name, fault
+from tidegate.api.records.record_fields import fields_of, record_class
+from tidegate.api.records.values import article, class_check, declared_name, fault
+from tidegate.api.state.exactness import is_made_by_users
+from tidegate.api.state.field_check import FieldCheck, UncertainParts
 from tidegate.dataplane.columns import without
 from tidegate.dataplane.operators.fan_out import Emit
 from tidegate.dataplane.operators.sampling import FirstWrong, sampled

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from tidegate.api.copying import immutable
+from tidegate.api.records.copying import immutable
 from tidegate.stream_elements import RecordBatch
 
 Emit = Callable[[RecordBatch], None]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
-from tidegate.api.state import Cell
+from tidegate.api.state.state import Cell
 
 
 class Images:

@@ -20,9 +20,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final, Protocol, cast
 
-from tidegate.api.copying import copy_value, immutable
 from tidegate.api.functions import Context, KeyedProcess, SideOutput
-from tidegate.api.state import Cell, State
+from tidegate.api.records.copying import copy_value, immutable
+from tidegate.api.state.state import Cell, State
 from tidegate.dataplane.keying import StepKeys
 from tidegate.dataplane.operators.event_time import ForwardsTime, RecordTime, TimedContext
 from tidegate.dataplane.operators.images import Images

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from tidegate.api.record_fields import is_model
-from tidegate.api.values import article, counts_as
+from tidegate.api.records.record_fields import is_model
+from tidegate.api.records.values import article, counts_as
 from tidegate.dataplane.user_errors import NotResultsError
 from tidegate.graph.stream_graph import UNKNOWN
 

@@ -13,8 +13,8 @@ fields of such records are therefore checked in some of them only:
 Under a policy (`on_error`), and for a sink whose format has `validate="all"`, all fields of all
 records are checked. The records that a policy refuses must not depend on a random choice.
 
-This module does not decide how fields are checked (`api/field_check.py`) or what happens to a wrong
-record (`checking.py`).
+This module does not decide how fields are checked (`api/state/field_check.py`) or what happens to a
+wrong record (`checking.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from tidegate.api.field_check import FieldCheck
+from tidegate.api.state.field_check import FieldCheck
 
 FIRST: Final = 1024
 """Number of records at the beginning of a task that are checked in full."""

@@ -1,10 +1,10 @@
 """Keyed process functions with timers: the operator calls `on_timer` when time reaches a timer.
 
-The timers of a key are cells of its row, next to its states (`api/timers.py`). The index of each
-declaration says which keys to look at (`dataplane/time/timer_index.py`). `fire` looks at about a
-thousand keys, so that many timers that are due together fire in pieces: the task may take a barrier
-between two pieces. The snapshot then holds the timers that remain, and the watermark under which
-they are due. After a restore they fire before the first record.
+The timers of a key are cells of its row, next to its states (`api/time/timers.py`). The index of
+each declaration says which keys to look at (`dataplane/time/timer_index.py`). `fire` looks at about
+a thousand keys, so that many timers that are due together fire in pieces: the task may take a
+barrier between two pieces. The snapshot then holds the timers that remain, and the watermark under
+which they are due. After a restore they fire before the first record.
 
 Invariants: every timer at or before the watermark fires before the next step gets the watermark,
 and before the next record is processed. The timers of one key fire in order of time, then of
@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tidegate.api.timers import Domain, Fired, TimerDeclaration
+from tidegate.api.time.timers import Domain, Fired, TimerDeclaration
 from tidegate.dataplane.operators.keyed import KeyedOperator, KeyedStateLike, Rows, copying
 from tidegate.dataplane.operators.process import results_of
 from tidegate.dataplane.operators.returned import results_guard

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final, cast
 
-from tidegate.api.watermarks import Instant, WatermarkStrategy
+from tidegate.api.time.watermarks import Instant, WatermarkStrategy
 from tidegate.dataplane.columns import select, with_times
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.operators.event_time import ForwardsTime

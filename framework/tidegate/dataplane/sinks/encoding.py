@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tidegate.api.formats import Format, Raw
-from tidegate.api.kafka_records import ProducerRecord
-from tidegate.api.kafka_sink import KafkaSink
-from tidegate.api.values import ClassCheck, article, class_check, declared_name
+from tidegate.api.connectors.kafka_records import ProducerRecord
+from tidegate.api.connectors.kafka_sink import KafkaSink
+from tidegate.api.records.formats import Format, Raw
+from tidegate.api.records.values import ClassCheck, article, class_check, declared_name
 from tidegate.dataplane.columns import origin_of, slice_batch, without
 from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.sizes import DEFAULT_MAX_BYTES, record_bytes

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from tidegate.api.kafka_sink import KafkaSink
+from tidegate.api.connectors.kafka_sink import KafkaSink
 from tidegate.commit.transactional_ids import format_transactional_id
 from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.sinks.delivery import (

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from tidegate.api.kafka_sink import KafkaSink
-from tidegate.api.sink import Sink
+from tidegate.api.connectors.kafka_sink import KafkaSink
+from tidegate.api.connectors.sink import Sink
 from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.sink_writer import SinkWriter
 from tidegate.dataplane.sinks.kafka import KafkaSinkWriter

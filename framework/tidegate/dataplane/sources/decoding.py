@@ -14,8 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, cast
 
-from tidegate.api.formats import Raw
-from tidegate.api.kafka_records import (
+from tidegate.api.connectors.kafka_records import (
     ERROR,
     ORIGIN_OFFSET,
     ORIGIN_PARTITION,
@@ -24,8 +23,9 @@ from tidegate.api.kafka_records import (
     ConsumerRecord,
     ProducerRecord,
 )
-from tidegate.api.kafka_source import KafkaSource
-from tidegate.api.watermarks import UnusableTimeError
+from tidegate.api.connectors.kafka_source import KafkaSource
+from tidegate.api.records.formats import Raw
+from tidegate.api.time.watermarks import UnusableTimeError
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.sizes import DEFAULT_MAX_BYTES, shorten_dead_letter
 from tidegate.dataplane.time.event_times import EventTimes

@@ -17,9 +17,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from tidegate.api.kafka_names import consumer_group
-from tidegate.api.kafka_sink import dead_letter_sink_name
-from tidegate.api.kafka_source import KafkaSource
+from tidegate.api.connectors.kafka_names import consumer_group
+from tidegate.api.connectors.kafka_sink import dead_letter_sink_name
+from tidegate.api.connectors.kafka_source import KafkaSource
 from tidegate.commit.lost_tail import commit_metadata
 from tidegate.dataplane.sources.decoding import NO_TIMESTAMP, BatchDecoder, timestamp_ms
 from tidegate.dataplane.subtask_context import SubtaskContext

@@ -26,7 +26,7 @@ from typing import Any, Final
 
 import msgspec
 
-from tidegate.api.watermarks import WatermarkStrategy
+from tidegate.api.time.watermarks import WatermarkStrategy
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.time.generated import GeneratedWatermark
 from tidegate.dataplane.time.valve import WatermarkValve

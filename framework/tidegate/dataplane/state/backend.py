@@ -31,12 +31,12 @@ from itertools import chain, compress, islice, repeat
 from operator import itemgetter
 from typing import Any, Final
 
-from tidegate.api.evolution import same_key_type
-from tidegate.api.keys import key_encoder
-from tidegate.api.state import State
-from tidegate.api.stored import key_text
-from tidegate.api.tables import TableState
-from tidegate.api.timers import for_keys
+from tidegate.api.state.evolution import same_key_type
+from tidegate.api.state.keys import key_encoder
+from tidegate.api.state.state import State
+from tidegate.api.state.stored import key_text
+from tidegate.api.state.tables import TableState
+from tidegate.api.time.timers import for_keys
 from tidegate.dataplane.state.cells import Pairs
 from tidegate.dataplane.state.layout import entries_span, group_part, key_part, name_part
 from tidegate.dataplane.state.pending_rows import PendingRows, Row

@@ -1,7 +1,7 @@
 """Cells that know where they are stored: user code holds them in `self.total` while a job runs.
 
-They behave like the cells of `api/state.py`, which are their base classes. In addition, they store
-what the write-back cache (`state_accessors.py`, `backend.py`) must know at a flush. They know
+They behave like the cells of `api/state/state.py`, which are their base classes. In addition, they
+store what the write-back cache (`state_accessors.py`, `backend.py`) must know at a flush. They know
 whether the store has a value, whether the value was changed, and whether it was cleared. A value
 cell is compared by identity. A list notes its own changes. A map reads entries when they are
 requested, and keeps what was read or written until the next flush. A timer compares its time.
@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple, Protocol
 
-from tidegate.api.copying import copy_value
-from tidegate.api.state import CLEARED_MEANWHILE, ListCell, MapCell, ValueCell
-from tidegate.api.timers import TimerCell, Timers, TimersCell
+from tidegate.api.records.copying import copy_value
+from tidegate.api.state.state import CLEARED_MEANWHILE, ListCell, MapCell, ValueCell
+from tidegate.api.time.timers import TimerCell, Timers, TimersCell
 from tidegate.dataplane.state.layout import entries_span
 from tidegate.dataplane.time.timer_index import TimerIndex
 from tidegate.errors import PipelineError, StateValueError

@@ -2,7 +2,7 @@
 
         key group      2 bytes, big-endian
         state name     1 byte length, then UTF-8
-        key            length as unsigned LEB128, then the canonical bytes (`api/keys.py`)
+        key            length as unsigned LEB128, then the canonical bytes (`api/state/keys.py`)
         map key        canonical bytes to the end; entries of a map state only
 
 The key group comes first, so that a range of groups is a range of the store. A restore at another

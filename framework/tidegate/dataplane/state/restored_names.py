@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
-from tidegate.api.state import State
+from tidegate.api.state.state import State
 from tidegate.checkpoint.state_names import assign_stored_names, match_states
 from tidegate.dataplane.state.layout import entries_span, group_part, name_part
 from tidegate.errors import PipelineError

@@ -20,9 +20,10 @@ from functools import partial
 from itertools import repeat
 from typing import Any, Protocol
 
-from tidegate.api.evolution import state_conflict
-from tidegate.api.keys import key_encoder
-from tidegate.api.state import (
+from tidegate.api.records.types import AvroSchema
+from tidegate.api.state.evolution import state_conflict
+from tidegate.api.state.keys import key_encoder
+from tidegate.api.state.state import (
     Cell,
     ListState,
     MapState,
@@ -30,10 +31,9 @@ from tidegate.api.state import (
     ValueState,
     with_normalised_keys,
 )
-from tidegate.api.stored import same_for_earlier_version, schema_text, state_schema
-from tidegate.api.timers import TimerDeclaration, Timers
-from tidegate.api.types import AvroSchema
-from tidegate.api.wire import state_codec
+from tidegate.api.state.stored import same_for_earlier_version, schema_text, state_schema
+from tidegate.api.state.wire import state_codec
+from tidegate.api.time.timers import TimerDeclaration, Timers
 from tidegate.dataplane.state.cells import (
     CLEARED,
     Pairs,

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from tidegate.api.state import State
+from tidegate.api.state.state import State
 from tidegate.dataplane.state.backend import KeyedStateBackend
 from tidegate.dataplane.state.pending_rows import Row
 from tidegate.dataplane.state.snapshots import SnapshotUploader, restore

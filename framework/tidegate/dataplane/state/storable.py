@@ -3,7 +3,7 @@
 Python does not check annotations, and msgpack encodes a text where an int is declared. Such a value
 could be stored but never be read again, so each restart would fail. A Counter in place of a dict
 would be read back as a dict, so the results would depend on the time of a failure. The fields of
-all saved values are therefore checked, in columns (`api/field_check.py`).
+all saved values are therefore checked, in columns (`api/state/field_check.py`).
 
 `state_accessors.py` calls this module for saved values, and `backend.py` for a record under a
 policy. The drivers of tests call it too.
@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tidegate.api.field_check import FieldCheck
-from tidegate.api.keys import key_encoder
-from tidegate.api.state import MapState, State
-from tidegate.api.wire import StateCodec
+from tidegate.api.state.field_check import FieldCheck
+from tidegate.api.state.keys import key_encoder
+from tidegate.api.state.state import MapState, State
+from tidegate.api.state.wire import StateCodec
 from tidegate.errors import InternalError, PipelineError, from_foreign
 from tidegate.user_exceptions import described, process_ends, repr_of
 

@@ -32,10 +32,10 @@ from typing import Any, Final
 
 from msgspec.structs import astuple
 
-from tidegate.api.copying import copy_value
-from tidegate.api.keys import key_encoder
-from tidegate.api.tables import TableState
-from tidegate.api.wire import state_codec
+from tidegate.api.records.copying import copy_value
+from tidegate.api.state.keys import key_encoder
+from tidegate.api.state.tables import TableState
+from tidegate.api.state.wire import state_codec
 from tidegate.dataplane.state.cells import Pairs
 from tidegate.dataplane.state.layout import entries_span, key_part
 from tidegate.dataplane.state.state_accessors import Stored

@@ -1,4 +1,5 @@
 """Event time in the data plane: how watermarks of channels and partitions combine.
 
-`api/watermarks.py` has the declarations, and `sources/watermarks.py` the partitions of a source.
+`api/time/watermarks.py` has the declarations, and `sources/watermarks.py` the partitions of a
+source.
 """

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tidegate.api.watermarks import (
+from tidegate.api.time.watermarks import (
     TIME_MAX_MS,
     HeaderTime,
     Instant,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tidegate.api.watermarks import WatermarkGenerator, WatermarkStrategy, watermark_ms
+from tidegate.api.time.watermarks import WatermarkGenerator, WatermarkStrategy, watermark_ms
 from tidegate.dataplane.counters import Counters
 from tidegate.errors import UserCodeError, passes_through
 from tidegate.message_text import clause

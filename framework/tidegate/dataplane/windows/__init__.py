@@ -10,5 +10,5 @@
   `sliding_operator.py`: the layouts of state. Windows lie in tables by span, or are rows of their
   own, or lie in the row of their key, or are rows by pane.
 
-`api/window_step.py` declares the state.
+`api/windows/window_step.py` declares the state.
 """

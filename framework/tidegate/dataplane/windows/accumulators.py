@@ -20,7 +20,10 @@ from heapq import nlargest
 from operator import itemgetter
 from typing import Any, Final, cast
 
-from tidegate.api.aggregates import (
+from tidegate.api.records.copying import copy_value, immutable
+from tidegate.api.records.record_fields import fields_of
+from tidegate.api.records.type_inference import field_path
+from tidegate.api.windows.aggregates import (
     ZEROS,
     Aggregate,
     Collect,
@@ -33,11 +36,8 @@ from tidegate.api.aggregates import (
     Sum,
     TopN,
 )
-from tidegate.api.copying import copy_value, immutable
-from tidegate.api.record_fields import fields_of
-from tidegate.api.type_inference import field_path
-from tidegate.api.window_step import NO_OTHERS, Records, Reduced, WindowStep
-from tidegate.api.windows import Window
+from tidegate.api.windows.window_step import NO_OTHERS, Records, Reduced, WindowStep
+from tidegate.api.windows.windows import Window
 from tidegate.dataplane.windows.accumulator_source import FUNCTIONS, Plan, Shape, source_of
 
 Parts = tuple[Any, ...]

@@ -13,8 +13,8 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any, TypeVar
 
-from tidegate.api.triggers import Every, EveryCount, Repeat
-from tidegate.api.windows import Window
+from tidegate.api.windows.triggers import Every, EveryCount, Repeat
+from tidegate.api.windows.windows import Window
 from tidegate.dataplane.columns import select
 from tidegate.dataplane.windows.assigners import spans_of
 from tidegate.dataplane.windows.firing import EARLY, LATE_FIRING, ON_TIME, Label

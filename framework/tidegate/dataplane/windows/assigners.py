@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 from typing import Any, Final
 
-from tidegate.api.watermarks import TIME_MAX_MS
-from tidegate.api.windows import Assigner, Calendar, Global, Sliding, Tumbling
+from tidegate.api.time.watermarks import TIME_MAX_MS
+from tidegate.api.windows.windows import Assigner, Calendar, Global, Sliding, Tumbling
 from tidegate.dataplane.windows.calendars import LocalTime
 from tidegate.errors import InternalError
 

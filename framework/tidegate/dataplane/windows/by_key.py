@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from tidegate.api.triggers import Every, EveryCount, Repeat
-from tidegate.api.window_step import NO_OTHERS
-from tidegate.api.windows import Window
+from tidegate.api.windows.triggers import Every, EveryCount, Repeat
+from tidegate.api.windows.window_step import NO_OTHERS
+from tidegate.api.windows.windows import Window
 from tidegate.dataplane.time.timer_index import TimerIndex
 from tidegate.dataplane.windows.firing import EARLY, LATE_FIRING, ON_TIME, Label
 from tidegate.dataplane.windows.operator import WindowOperator

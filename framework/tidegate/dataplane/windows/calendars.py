@@ -15,7 +15,7 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Final
 from zoneinfo import ZoneInfo
 
-from tidegate.api.windows import Unit
+from tidegate.api.windows.windows import Unit
 from tidegate.errors import UserCodeError
 
 SPANS_MAX: Final = 1_000

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import length_hint
 from typing import Any, Final, Literal, cast
 
-from tidegate.api.copying import copy_value, immutable
 from tidegate.api.functions import SideOutput
-from tidegate.api.state import Cell
-from tidegate.api.window_step import WindowStep
-from tidegate.api.windows import Window, WindowContext
+from tidegate.api.records.copying import copy_value, immutable
+from tidegate.api.state.state import Cell
+from tidegate.api.windows.window_step import WindowStep
+from tidegate.api.windows.windows import Window, WindowContext
 from tidegate.dataplane.operators.process import SideOutputs, results_of
 from tidegate.dataplane.operators.returned import results_guard
 from tidegate.dataplane.operators.stateless import Emit

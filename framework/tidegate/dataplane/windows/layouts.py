@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import cast
 
-from tidegate.api.window_step import WindowStep
-from tidegate.api.windows import Session, Sliding
+from tidegate.api.windows.window_step import WindowStep
+from tidegate.api.windows.windows import Session, Sliding
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.operators.stateless import Emit
 from tidegate.dataplane.refusals import Refusals

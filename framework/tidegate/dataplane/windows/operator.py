@@ -25,8 +25,8 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, cast
 
-from tidegate.api.triggers import Every, EveryCount, Repeat
-from tidegate.api.window_step import LATE, OPEN_WINDOWS, WindowStep
+from tidegate.api.windows.triggers import Every, EveryCount, Repeat
+from tidegate.api.windows.window_step import LATE, OPEN_WINDOWS, WindowStep
 from tidegate.dataplane.columns import select
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.keying import StepKeys

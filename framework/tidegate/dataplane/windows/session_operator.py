@@ -11,9 +11,9 @@ import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from tidegate.api.triggers import positive_ms
-from tidegate.api.window_step import NO_OTHERS
-from tidegate.api.windows import Session
+from tidegate.api.windows.triggers import positive_ms
+from tidegate.api.windows.window_step import NO_OTHERS
+from tidegate.api.windows.windows import Session
 from tidegate.dataplane.windows.by_key import WindowsByKey
 from tidegate.dataplane.windows.sessions import touched
 from tidegate.stream_elements import RecordBatch

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from itertools import compress
 from typing import Any
 
-from tidegate.api.windows import Sliding, Window
+from tidegate.api.windows.windows import Sliding, Window
 from tidegate.dataplane.columns import select
 from tidegate.dataplane.windows.assigners import spans_of
 from tidegate.dataplane.windows.firing import LATE_FIRING, ON_TIME

@@ -21,8 +21,8 @@ from itertools import islice, repeat
 from operator import length_hint
 from typing import Any
 
-from tidegate.api.copying import immutable
-from tidegate.api.triggers import Every, Repeat
+from tidegate.api.records.copying import immutable
+from tidegate.api.windows.triggers import Every, Repeat
 from tidegate.dataplane.columns import select
 from tidegate.dataplane.state.window_tables import Span, Table
 from tidegate.dataplane.windows.aligned import AlignedWindows, RowKey

@@ -1,0 +1,1 @@
+"""Sources and sinks as a user declares them, and those of Kafka."""

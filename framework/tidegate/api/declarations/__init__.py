@@ -1,0 +1,1 @@
+"""What all declarations share: their place in the code, their name, and checks of options."""

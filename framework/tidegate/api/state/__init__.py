@@ -1,0 +1,1 @@
+"""Declared state: values, lists, maps and tables, their keys, stored form, schema and evolution."""

@@ -1,0 +1,1 @@
+"""Event time as a user declares it: durations, watermarks and timers."""
