@@ -2,7 +2,8 @@
 
 A recipe is a numbered list of files, each with what to write there. The tests read the list, and
 look in its files for each setting, metric, command and source that exists. Toys are added by the
-recipes for operators and sinks (`tests/dataplane/test_new_kind.py`, `test_new_sink.py`).
+recipes for operators and sinks (`tests/dataplane/test_new_kind.py`,
+`tests/dataplane/test_new_sink.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import typer
 
 import tidegate
 from tests.repository.test_walls import modules_imported
-from tidegate.api.source import Source
+from tidegate.api.connectors.source import Source
 from tidegate.cli.main import app
 from tidegate.config import Config
 from tidegate.protocol.reports import JobReport
