@@ -191,7 +191,7 @@ class TidegateRun:
     def clear(self) -> None:
         """Kill the command if it still runs, and check that no process of the run is left.
 
-        Raises GaveUpError if processes outlived the command. They are killed first.
+        Raises TooLateError if processes outlived the command. They are killed first.
         """
         if self._process.poll() is None:
             self._process.kill()
@@ -203,7 +203,7 @@ class TidegateRun:
         for pid in left:
             os.kill(pid, signal.SIGKILL)
         if left:
-            raise GaveUpError(f"processes {sorted(left)} outlived the run that started them")
+            raise TooLateError(f"processes {sorted(left)} outlived the run that started them")
 
     def tail(self, lines: int = 5) -> str:
         """Return the last lines that the command has written to stderr."""

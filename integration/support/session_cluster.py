@@ -240,7 +240,7 @@ class Processes:
             process.wait(TIMEOUT_S)
         self._kafka.stop()
         if left := await_gone(set(below)):
-            raise GaveUpError(f"processes {sorted(left)} outlived the servers that started them")
+            raise TooLateError(f"processes {sorted(left)} outlived the servers that started them")
 
     def begin(self, rate: int) -> None:
         for topic in ("orders", JOB):

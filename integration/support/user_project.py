@@ -27,7 +27,15 @@ from confluent_kafka import Message
 from integration.support import brokers
 from integration.support.brokers import create_topic, produce, read_all, unique
 from integration.support.resource_usage import kind_of
-from integration.support.running import ROOT, TooLateError, alive, await_gone, journal, kill
+from integration.support.running import (
+    ROOT,
+    TooLateError,
+    alive,
+    await_gone,
+    in_time,
+    journal,
+    kill,
+)
 from tidegate.drivers.kafka import die_with_parent
 
 GOLDEN = Path(__file__).parents[2] / "tests" / "golden" / "messages"
@@ -325,7 +333,7 @@ class Run:
         for pid in left:
             if alive(pid):
                 os.kill(pid, signal.SIGKILL)
-        assert not left, f"processes {sorted(left)} outlived the run that started them"
+        in_time(not left, f"processes {sorted(left)} outlived the run that started them")
 
     @property
     def err(self) -> str:
