@@ -27,7 +27,7 @@ from tidegate.dataplane.source_task import SourceTask
 from tidegate.dataplane.state.local_state_dir import ATTEMPTS_RETAINED, LocalStateDir
 from tidegate.dataplane.task import Task
 from tidegate.dataplane.task_builder import SlotContext, TaskBuilder
-from tidegate.errors import ExchangeError, StorageError, TidegateError, signal_handler_error
+from tidegate.errors import ExchangeError, TidegateError, signal_handler_error
 from tidegate.ids import CheckpointId, SlotId, SubtaskId, TaskManagerId
 from tidegate.ports.drivers import Drivers
 from tidegate.ports.exchange import Exchange
@@ -363,13 +363,7 @@ class Slot:
         start = self._start
         root = Path(start.working_folder, self._config.state.local_dir, start.job, journal_id)
         local = LocalStateDir(root, start.attempt, f"{start.ordinal}-{start.allocation_id}")
-        try:
-            local.make()
-        except OSError as error:
-            raise StorageError(
-                f"The folder {error.filename} for local state cannot be made: {error.strerror}. "
-                "Make room there, or set state.local_dir to another folder."
-            ) from error
+        local.make()
         self._engine.run_io(lambda: local.remove_earlier(keep=ATTEMPTS_RETAINED), None)
         return local
 

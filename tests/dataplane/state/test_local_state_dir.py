@@ -12,6 +12,7 @@ import pytest
 from tidegate.dataplane.state import local_files
 from tidegate.dataplane.state.local_files import LocalStateFiles, identity_of, note_verified
 from tidegate.dataplane.state.local_state_dir import LocalStateDir
+from tidegate.errors import StorageError
 from tidegate.protocol.subtask_snapshot import StateFile
 
 
@@ -88,6 +89,13 @@ def test_missing_job_folder_raises_no_error(tmp_path: Path) -> None:
     folder = LocalStateDir(tmp_path / "job", 2, "0-1")
     folder.remove_earlier()
     assert list(folder.previous_files().names()) == []
+
+
+def test_a_folder_that_cannot_be_made_is_named_with_the_remedy(tmp_path: Path) -> None:
+    (tmp_path / "job").write_text("a file, and no folder")
+    folder = LocalStateDir(tmp_path / "job", 2, "0-1")
+    with pytest.raises(StorageError, match=r"/job.* for local state cannot be made: .*local_dir"):
+        folder.make()
 
 
 def test_previous_files_are_the_files_of_earlier_attempts(tmp_path: Path) -> None:

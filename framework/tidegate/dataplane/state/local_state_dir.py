@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from tidegate.dataplane.state.local_files import LocalStateFiles
+from tidegate.errors import StorageError
 from tidegate.private_files import make_private_folder
 
 ATTEMPTS_RETAINED: Final = 2
@@ -45,14 +46,20 @@ class LocalStateDir:
         self._root, self._attempt = root, attempt
 
     def make(self) -> None:
-        """Make the folder again, empty. Raise OSError if this fails even after the files of earlier
-        attempts were removed.
+        """Make the folder again, empty. Raise StorageError if this fails even after the files of
+        earlier attempts were removed.
         """
         try:
             self._make()
         except OSError:
             self.remove_earlier()  # they may fill the disk, and nothing else would remove them
-            self._make()
+            try:
+                self._make()
+            except OSError as error:
+                raise StorageError(
+                    f"The folder {error.filename} for local state cannot be made: {error.strerror}."
+                    " Make room there, or set state.local_dir to another folder."
+                ) from error
 
     def remove(self) -> None:
         """Remove the folder, because no attempt will restore from it."""
