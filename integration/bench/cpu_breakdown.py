@@ -235,7 +235,7 @@ def run_slot(
     workload: str, bootstrap: str, sink: str, records: int, properties: dict[str, str]
 ) -> None:
     """Run the parts of a slot in this process and print their figures."""
-    from tidegate.drivers.process.gc_tuning import tune_gc
+    from tidegate.drivers.process.current import tune_gc
 
     clocks = Clocks()
     clock_parts(clocks)

@@ -41,7 +41,7 @@ from tidegate.dataplane.channels.input_gate import InputChannel, InputGate
 from tidegate.dataplane.channels.record_writer import KeyGroupWriter, RemoteOutputChannel
 from tidegate.dataplane.sources.kafka import BATCH_RECORDS
 from tidegate.drivers.exchange import SocketExchange
-from tidegate.drivers.process.gc_tuning import tune_gc
+from tidegate.drivers.process.current import tune_gc
 from tidegate.graph.plan import PlanEdge
 from tidegate.ids import SubtaskIndex, VertexId
 from tidegate.stream_elements import EndOfInput, RecordBatch, TopicPartition

@@ -139,7 +139,7 @@ def run_tidegate(bootstrap: str, topic: str, out: str, records: int) -> tuple[fl
     from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
     from tidegate.dataplane.sources.kafka import KafkaSourceReader
     from tidegate.drivers.kafka.transactions import KafkaTransactionAdmin
-    from tidegate.drivers.process.gc_tuning import tune_gc
+    from tidegate.drivers.process.current import tune_gc
     from tidegate.drivers.system import SystemDrivers
     from tidegate.ids import Attempt, CheckpointId, Uid
     from tidegate.protocol.subtask_snapshot import PreparedTransaction, SourceSplit

@@ -28,7 +28,7 @@ from tidegate.api.state.state import ValueState
 from tidegate.dataplane.sources.kafka import BATCH_RECORDS
 from tidegate.dataplane.state.backend import KeyedStateBackend
 from tidegate.drivers.memory.store import MemoryStore
-from tidegate.drivers.process.gc_tuning import tune_gc
+from tidegate.drivers.process.current import tune_gc
 from tidegate.drivers.rocksdb import RocksDBStore
 from tidegate.ids import Uid
 

@@ -36,7 +36,7 @@ from tidegate.dataplane.operators.timed import TimedKeyedOperator
 from tidegate.dataplane.operators.with_timestamps import TimestampsOperator
 from tidegate.dataplane.sources.kafka import BATCH_RECORDS
 from tidegate.dataplane.state.backend import KeyedStateBackend
-from tidegate.drivers.process.gc_tuning import tune_gc
+from tidegate.drivers.process.current import tune_gc
 from tidegate.drivers.rocksdb import RocksDBStore
 from tidegate.graph.stream_graph import MAIN, Edge, Node
 from tidegate.ids import Uid

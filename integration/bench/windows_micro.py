@@ -41,7 +41,7 @@ from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.sources.kafka import BATCH_RECORDS
 from tidegate.dataplane.state.backend import KeyedStateBackend
 from tidegate.dataplane.windows.layouts import make_window_operator
-from tidegate.drivers.process.gc_tuning import tune_gc
+from tidegate.drivers.process.current import tune_gc
 from tidegate.drivers.rocksdb import RocksDBStore
 from tidegate.ids import Uid
 from tidegate.stream_elements import MIN_MS, RecordBatch, TopicPartition, Watermark

@@ -14,11 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.backfill.spark import folder as folders
 from tidegate.backfill.spark.apart import WaitTimeoutError, _Call, run_in_thread
-from tidegate.backfill.spark.folder import SessionFolder
 from tidegate.backfill.spark.installation import PACKAGES, check_installed, check_version
 from tidegate.backfill.spark.master import check_form, check_needs, check_reachable, is_local
+from tidegate.backfill.spark.session import YOUNG_S, SessionFolder
 from tidegate.backfill.spark.spark_errors import cause, spark_error, spark_translated, texts_in
 from tidegate.backfill.spark.workers import check_storage
 from tidegate.errors import (
@@ -221,14 +220,14 @@ def test_address_of_spark_connect_is_refused_with_the_remedy() -> None:
 
 
 def age(path: Path) -> None:
-    old = time.time() - folders.YOUNG_S - 1
+    old = time.time() - YOUNG_S - 1
     os.utime(path, (old, old))
 
 
 def test_session_folder_of_a_killed_driver_is_deleted_by_the_next_driver(tmp_path: Path) -> None:
     script = (
         "import os, pathlib, signal, sys\n"
-        "from tidegate.backfill.spark.folder import SessionFolder\n"
+        "from tidegate.backfill.spark.session import SessionFolder\n"
         "folder = SessionFolder(pathlib.Path(sys.argv[1]))\n"
         "(folder.path / 'local' / 'shuffled').touch()\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"

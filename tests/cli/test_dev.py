@@ -18,7 +18,7 @@ from tidegate import Avro, Json, Raw, Utf8
 from tidegate.api.records.formats import Format
 from tidegate.cli.kafka.record_text import auto_key, auto_value, data_text
 from tidegate.cli.project.broker import dev_broker
-from tidegate.cli.project.find_pipeline import find_pipeline
+from tidegate.cli.project.dev import find_pipeline
 from tidegate.cli.project.output import StatusLines
 from tidegate.cli.project.record_viewer import (
     SHOWN_PER_SECOND,

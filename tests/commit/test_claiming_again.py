@@ -11,8 +11,8 @@ from tidegate.commit.claim import claim
 from tidegate.commit.journal.claimed import ClaimedJournal
 from tidegate.controlplane.journal.effect_runner import EffectRunner
 from tidegate.drivers.clock import SystemClock
-from tidegate.drivers.entropy import SystemEntropy
 from tidegate.drivers.storage.local import LocalStore
+from tidegate.drivers.system import SystemEntropy
 from tidegate.drivers.threads import SystemThreads
 from tidegate.errors import FencedError
 from tidegate.ids import JobName, TransactionalId

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tidegate.dataplane.final_wait import WAIT_S, FinalWait
+from tidegate.dataplane.subtask import WAIT_S, FinalWait
 
 
 class Outputs:

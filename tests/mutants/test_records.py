@@ -18,8 +18,7 @@ from tidegate.dataplane.chain import OperatorChain
 from tidegate.dataplane.channels.record_writer import KeyGroupWriter
 from tidegate.dataplane.keying import KeyExtractor, StepKeys
 from tidegate.dataplane.operators.fan_out import fan_out
-from tidegate.dataplane.operators.images import Images
-from tidegate.dataplane.operators.keyed import KeyedOperator
+from tidegate.dataplane.operators.keyed import Images, KeyedOperator
 from tidegate.dataplane.operators.process import RefusableResults, SideOutputs
 from tidegate.dataplane.operators.returned import results_guard
 from tidegate.dataplane.operators.stateless import FusedSteps

@@ -28,8 +28,7 @@ from tidegate.dataplane.channels.record_writer import (
     LocalOutputChannel,
 )
 from tidegate.dataplane.counters import Counters
-from tidegate.dataplane.engine import Engine
-from tidegate.dataplane.mailbox import Mailbox
+from tidegate.dataplane.engine import Engine, Mailbox
 from tidegate.dataplane.state.local_state_dir import LocalStateDir
 from tidegate.dataplane.task_builder import most_receivers, source_keys_wanted
 from tidegate.drivers.clock import SystemClock

@@ -8,17 +8,18 @@ that needs the graph. Neither does I/O, except that schema files are read.
 from __future__ import annotations
 
 import difflib
+import functools
+import inspect
 import re
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Self, TypeVar, overload
+from typing import Any, ClassVar, Generic, Self, TypeVar, cast, overload
 
 import msgspec
 
 from tidegate.api.connectors.source import Source
-from tidegate.api.declarations.class_keywords import with_checked_keywords
 from tidegate.api.declarations.connector import Connector, declared_in
 from tidegate.api.declarations.location import FRAMEWORK_PATHS, user_location
 from tidegate.api.records.record_fields import MISSING, type_name
@@ -32,6 +33,51 @@ from tidegate.ids import JOB_NAME
 from tidegate.masking import MASK, remember_value
 from tidegate.message_text import clause
 from tidegate.user_exceptions import described, process_ends, text_of
+
+F = TypeVar("F", bound=Callable[..., None])
+
+
+def with_checked_keywords(init_subclass: F) -> F:
+    """Wrap `__init_subclass__`: a wrong keyword raises PipelineError at the class statement.
+
+    Python reports a missing or unknown keyword as a TypeError of `__init_subclass__`, which has no
+    remedy. The check here raises a PipelineError that names the class, the file, the line and the
+    remedy. It does not look at values: `Pipeline.__init_subclass__` does. Type checkers still see
+    the keywords, because the checked function keeps its type.
+    """
+    known = [
+        name
+        for name, each in inspect.signature(init_subclass).parameters.items()
+        if each.kind is inspect.Parameter.KEYWORD_ONLY
+    ]
+
+    @functools.wraps(init_subclass)
+    def checked(cls: type, **given: Any) -> None:
+        for unknown in sorted(given.keys() - known):
+            near = difflib.get_close_matches(unknown, known, n=1)
+            hint = f"Did you mean {near[0]}=? " if near else ""
+            raise PipelineError(
+                f"{user_location()}: Pipeline class {cls.__name__} has no option {unknown}=. "
+                f"{hint}The options are {', '.join(f'{each}=' for each in known)}."
+            )
+        if "name" not in given:
+            base = cls.__mro__[1].__name__
+            raise PipelineError(
+                f"{user_location()}: Pipeline class {cls.__name__} has no name. Write "
+                f'class {cls.__name__}({base}, name="{_job_name(cls.__name__)}"). A base class '
+                "that is not run itself has name=None."
+            )
+        init_subclass(cls, **given)
+
+    return cast("F", checked)
+
+
+def _job_name(class_name: str) -> str:
+    """Return a name for the job of a class: `order-totals` for `OrderTotals`."""
+    words = "".join(f"-{each.lower()}" if each.isupper() else each for each in class_name)
+    name = "-".join(filter(None, words.replace("_", "-").split("-")))
+    return name if re.fullmatch(JOB_NAME, name) else "totals"
+
 
 V = TypeVar("V")
 S = TypeVar("S")

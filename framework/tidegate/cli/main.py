@@ -20,10 +20,7 @@ from tidegate.cli.backfill.command import backfill
 from tidegate.cli.cluster import commands as cluster
 from tidegate.cli.cluster.checkpoints import checkpoints
 from tidegate.cli.completion import PROGRAM, completion, enable_completion
-from tidegate.cli.inspect.check_command import check
-from tidegate.cli.inspect.config_command import config
-from tidegate.cli.inspect.diff_command import diff
-from tidegate.cli.inspect.graph_command import graph
+from tidegate.cli.inspect.commands import check, config, diff, graph
 from tidegate.cli.kafka import commands as kafka
 from tidegate.cli.project.dev import dev
 from tidegate.cli.project.new import new

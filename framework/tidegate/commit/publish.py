@@ -15,7 +15,7 @@ Procedures that write to the journal run one at a time; the caller guarantees th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -27,12 +27,17 @@ from tidegate.checkpoint.manifest import (
     file_digest,
     manifest_path,
 )
+from tidegate.checkpoint.source_changes import find_topic_change
+from tidegate.commit.confirmation import RENEW_CLIENT_S, Confirmation
 from tidegate.commit.decisions import is_as_prepared
 from tidegate.commit.effects import (
     Procedure,
     describe,
     gather,
+    now,
+    pause,
     read_object,
+    topic_ids,
     write_object,
 )
 from tidegate.commit.journal.claimed import (
@@ -49,10 +54,34 @@ from tidegate.commit.retry import (
     never_canceled,
     retry_request,
 )
-from tidegate.commit.topic_check import ask_topic_ids, check_topics
 from tidegate.errors import TransactionError, check
 from tidegate.ids import CheckpointId, JournalNumber
 from tidegate.protocol.subtask_snapshot import PreparedTransaction, SourceSplit
+
+
+def ask_topic_ids(
+    splits: Sequence[SourceSplit],
+    retry_policy: RetryPolicy,
+    is_canceled: Callable[[], bool] = never_canceled,
+) -> Procedure[dict[str, str]]:
+    """Return the present ids of those topics whose ids were stored."""
+    topics = frozenset(split.topic for split in splits if split.topic_id)
+    return (yield from retry_request(partial(topic_ids, topics), retry_policy, is_canceled))
+
+
+def check_topics(
+    splits: Sequence[SourceSplit], now_have: Mapping[str, str], retry_policy: RetryPolicy
+) -> Procedure[None]:
+    """Compare stored ids with present ones. SourceChangedError for a difference that the brokers
+    repeat for ten seconds.
+    """
+    confirmation = Confirmation()
+    while (change := find_topic_change(splits, now_have)) is not None:
+        now_s = yield from now()
+        if confirmation.observe(change.finding, now_s):
+            raise change
+        yield from pause(RENEW_CLIENT_S)
+        now_have = yield from ask_topic_ids(splits, retry_policy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,12 +14,11 @@ from typing import Any, Final, Protocol, cast
 from tidegate.api.functions import KeyedProcess
 from tidegate.api.time.timers import has_timers
 from tidegate.dataplane.counters import Counters
-from tidegate.dataplane.operators.connected import CoOperator
 from tidegate.dataplane.operators.event_time import Advance
 from tidegate.dataplane.operators.keyed import KeyedOperator, KeyedStateLike, copied_ports
 from tidegate.dataplane.operators.process import ProcessOperator
 from tidegate.dataplane.operators.stateless import Emit, FusedSteps
-from tidegate.dataplane.operators.timed import TimedKeyedOperator
+from tidegate.dataplane.operators.timed import CoOperator, TimedKeyedOperator
 from tidegate.dataplane.operators.with_timestamps import TimestampsOperator
 from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.windows.layouts import make_window_operator

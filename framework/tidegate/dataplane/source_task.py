@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Sequence
 
 from tidegate.dataplane.chain import OperatorChain
-from tidegate.dataplane.sources.emission import WatermarkEmission
 from tidegate.dataplane.sources.watermarks import SourceWatermarks
 from tidegate.dataplane.subtask import Subtask
 from tidegate.dataplane.subtask_context import SubtaskContext
@@ -24,7 +23,49 @@ from tidegate.errors import check
 from tidegate.graph.stream_graph import DEAD_LETTERS
 from tidegate.ids import CheckpointId, TransactionalId
 from tidegate.protocol.subtask_snapshot import SourceSplit
-from tidegate.stream_elements import MIN_MS, Barrier, RecordBatch, Watermark
+from tidegate.stream_elements import MAX_MS, MIN_MS, Barrier, RecordBatch, Watermark
+
+
+class WatermarkEmission:
+    """The watermark that a source has emitted last, and the time at which the next may follow:
+    at most one in `job.watermark_interval`.
+
+    A watermark that changes after a longer silence follows at once. A barrier does not wait for the
+    interval, and the interval begins again with the watermark in front of it.
+
+    Invariant: nothing follows the end of time.
+    """
+
+    def __init__(self, watermarks: SourceWatermarks | None, interval_ms: int) -> None:
+        """Emit the combination of `watermarks`. If it is None, only the end of time is emitted."""
+        self._watermarks, self._interval_s = watermarks, interval_ms / 1000
+        self._next_s = -math.inf
+        self._last: Watermark | None = None
+
+    @property
+    def has_drained(self) -> bool:
+        """Whether the end of time was emitted."""
+        return self._last is not None and self._last.timestamp_ms == MAX_MS
+
+    def due_s(self) -> float:
+        """Return the monotonic time in seconds at which the next watermark may follow. It is
+        infinity as long as the watermark does not change.
+        """
+        if self._watermarks is None or self.has_drained or self._watermarks.current() == self._last:
+            return math.inf
+        return self._next_s
+
+    def take(self, now_s: float) -> Watermark:
+        """Return the watermark, which is emitted now."""
+        check(self._watermarks is not None, "only a source with watermarks emits one")
+        self._last = self._watermarks.current()  # type: ignore[union-attr]
+        self._next_s = now_s + self._interval_s
+        return self._last
+
+    def take_end(self) -> Watermark:
+        """Return the end of time, which is emitted now."""
+        self._last = Watermark(MAX_MS)
+        return self._last
 
 
 class SourceTask(Subtask):
@@ -228,7 +269,7 @@ class SourceTask(Subtask):
 
     def _pass_barrier(self) -> bool:
         """Inject the next barrier, or fire a piece of what is due before a final one, also by the
-        watermark directly before it. Return False if it waits (`final_wait.py`).
+        watermark directly before it. Return False if it waits (`FinalWait`).
         """
         if self._barriers[0].final and not self._final and self.chain.writable():
             self._emit_watermark()

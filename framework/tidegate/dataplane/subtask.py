@@ -11,16 +11,100 @@ Invariant: nothing is emitted between the snapshot and the barrier downstream.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Final
 
 from tidegate.dataplane.chain import OperatorChain
-from tidegate.dataplane.final_wait import FinalWait
-from tidegate.dataplane.pending_snapshot import PendingSnapshot
 from tidegate.dataplane.subtask_context import SubtaskContext
 from tidegate.dataplane.task_interfaces import CheckpointResponder
+from tidegate.errors import check
 from tidegate.ids import CheckpointId, TransactionalId
-from tidegate.protocol.subtask_snapshot import SourceSplit, SubtaskSnapshot
+from tidegate.protocol.subtask_snapshot import (
+    KeyedSnapshot,
+    PreparedTransaction,
+    SourceSplit,
+    StepWatermark,
+    SubtaskSnapshot,
+)
 from tidegate.stream_elements import MIN_MS, Barrier, EndOfInput
+
+
+class PendingSnapshot:
+    """The parts of one subtask's snapshot while they become durable. The mailbox thread makes all
+    calls.
+
+    A task hands the parts to I/O threads. When the last one is durable, the snapshot is complete,
+    and the task acknowledges it.
+    """
+
+    def __init__(
+        self,
+        *,
+        parts: int,
+        splits: tuple[SourceSplit, ...],
+        watermarks: tuple[StepWatermark, ...],
+        alignment_ms: int,
+        drained: bool,
+        done: Callable[[PendingSnapshot], None],
+    ) -> None:
+        self._missing, self._done = parts, done
+        self.splits, self.alignment_ms, self.drained = splits, alignment_ms, drained
+        self.watermarks = watermarks
+        self.keyed: list[KeyedSnapshot] = []
+        self.transactions: list[PreparedTransaction] = []
+        self.sync_ms = 0
+
+    def transactions_prepared(self, transactions: tuple[PreparedTransaction, ...]) -> None:
+        """Take the prepared transactions of one sink."""
+        self.transactions.extend(transactions)
+        self._part_done()
+
+    def state_stored(self, snapshot: KeyedSnapshot) -> None:
+        """Take the stored state of one step."""
+        self.keyed.append(snapshot)
+        self._part_done()
+
+    def sync_phase_done(self, sync_ms: int) -> None:
+        """Note the end of the synchronous part, and its duration."""
+        self.sync_ms = sync_ms
+        self._part_done()
+
+    def _part_done(self) -> None:
+        self._missing -= 1
+        check(self._missing >= 0, "a part of a snapshot was reported twice")
+        if self._missing == 0:
+            self._done(self)
+
+
+WAIT_S: Final = 1.0
+"""The longest wait, in seconds, in which no channel takes a record."""
+
+
+class FinalWait:
+    """The wait of a final barrier for outputs that take nothing.
+
+    Before a final barrier, a subtask fires what is due. If channels have no credit, it waits: the
+    subtasks behind take their records soon. It does not wait for a sink, which may wait for the
+    transactional id that only this checkpoint frees. A subtask behind a channel may have such a
+    sink too, so the wait has a limit. Then the barrier passes, and what is due is in the state: the
+    next run fires it.
+    """
+
+    def __init__(self, chain: OperatorChain, now_s: Callable[[], float]) -> None:
+        self._chain, self._now_s = chain, now_s
+        self._since_s: float | None = None
+
+    def holds(self, *, due: bool) -> bool:
+        """Return whether the barrier waits: something is due, and only channels are full."""
+        chain = self._chain
+        full = not chain.writable() and all(sink.writable() for sink in chain.sinks.values())
+        if not (full and due):
+            self._since_s = None
+            return False
+        now_s = self._now_s()
+        if self._since_s is None:
+            self._since_s = now_s
+        return now_s - self._since_s < WAIT_S
 
 
 class Subtask:

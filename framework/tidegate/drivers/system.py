@@ -7,13 +7,14 @@ drivers before it forks, so that its slots have them.
 
 from __future__ import annotations
 
+import random
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidegate.drivers.clock import SystemClock
 from tidegate.drivers.endpoint import LOOPBACK, Endpoint
-from tidegate.drivers.entropy import SystemEntropy
 from tidegate.drivers.process.current import OsProcess
 from tidegate.drivers.threads import SystemThreads
 from tidegate.errors import ConfigError
@@ -29,6 +30,16 @@ from tidegate.ports.processes import CurrentProcess
 from tidegate.ports.rpc import Rpc
 from tidegate.ports.threads import Threads
 from tidegate.ports.transactions import SinkOptions, TransactionCoordinator
+
+
+class SystemEntropy:
+    """An implementation of `ports.entropy.Entropy` with the operating system's random source."""
+
+    def token_hex(self, nbytes: int) -> str:
+        return secrets.token_hex(nbytes)
+
+    def random(self) -> float:
+        return random.random()  # noqa: S311 - spreads restarts, protects nothing
 
 
 class SystemDrivers:
@@ -113,4 +124,5 @@ class SystemDrivers:
 
 
 if TYPE_CHECKING:
-    _: Drivers = SystemDrivers()
+    _drivers: Drivers = SystemDrivers()
+    _entropy: Entropy = SystemEntropy()

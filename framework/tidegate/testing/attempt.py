@@ -2,7 +2,7 @@
 
 The subtasks are those of a job: `SubtaskBuilder` makes them, channels of different slots carry
 encoded frames, barriers are aligned, and state is restored from snapshots. Other are only the
-drivers (`drivers.py`), the exchange (`exchange.py`), and the sinks (`kept_records.py`).
+drivers (`drivers.py`), the exchange (`SlotExchange`), and the sinks (`kept_records.py`).
 
 `settle` takes the place of the slots' loops. Subtasks and connections take turns, in an order that
 the seed draws, until none has anything to do. With seed 0 they take turns in the order of the plan,
@@ -18,10 +18,11 @@ neither pushes nor crashes (`run.py`). Invariant: between two calls, nothing is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from msgspec.structs import replace
 
@@ -48,13 +49,86 @@ from tidegate.ids import (
     VertexId,
 )
 from tidegate.ports.drivers import Drivers
+from tidegate.ports.exchange import Exchange, Frame, OnFrames, OnLost
 from tidegate.protocol.messages import Deploy, RestoredState
 from tidegate.protocol.submission import Submission
 from tidegate.protocol.subtask_snapshot import SourceSplit, SubtaskSnapshot
 from tidegate.stream_elements import Barrier, TopicPartition, Watermark
 from tidegate.testing.drivers import WaitingWork
-from tidegate.testing.exchange import Connections
 from tidegate.testing.slot_builder import PipelineSlotBuilder, TestedJob
+
+
+class Connections:
+    """The exchanges of all slots of an attempt, and the frames between them.
+
+    The attempt delivers the frames, one by one and in any order of the connections. So a test can
+    draw from which subtask another one receives first. As with sockets, the frames of one
+    connection keep their order, and a receiver gets bytes and never the records themselves.
+    """
+
+    def __init__(self, slots: int) -> None:
+        self.exchanges = [SlotExchange(self, ordinal) for ordinal in range(slots)]
+        self._frames: dict[tuple[int, int], deque[Frame]] = {
+            (sender, receiver): deque()
+            for sender in range(slots)
+            for receiver in range(slots)
+            if sender != receiver
+        }
+
+    def pairs(self) -> list[tuple[int, int]]:
+        """Return every connection, as sender and receiver."""
+        return list(self._frames)
+
+    def put(self, sender: int, receiver: int, frame: Frame) -> None:
+        """Queue a frame."""
+        self._frames[sender, receiver].append(frame)
+
+    def deliver(self, sender: int, receiver: int) -> bool:
+        """Deliver the oldest frame of a connection. Return False if no frame waits."""
+        frames = self._frames[sender, receiver]
+        if not frames:
+            return False
+        self.exchanges[receiver].receive(sender, [frames.popleft()])
+        return True
+
+
+class SlotExchange:
+    """The `ports.exchange.Exchange` of one slot."""
+
+    address = "in this process"
+
+    def __init__(self, connections: Connections, ordinal: int) -> None:
+        self._connections, self._ordinal = connections, ordinal
+        self.receive: OnFrames = _no_receiver
+        """The receiver of the frames for this slot, with the ordinal of their sender."""
+
+    def connect(
+        self,
+        peers: Mapping[int, str],
+        *,
+        post: Callable[[Callable[[], None]], None],
+        on_frames: OnFrames,
+        on_lost: OnLost,
+    ) -> None:
+        """Note the receiver of the frames. Every peer is there, and none is ever lost."""
+        del peers, post, on_lost
+        self.receive = on_frames
+
+    def send(self, peer: int, channel: int, payload: Sequence[bytes]) -> None:
+        """Queue a frame for another slot."""
+        self._connections.put(self._ordinal, peer, (channel, b"".join(payload)))
+
+    def close(self) -> None:
+        """Do nothing: the queues end with the attempt."""
+
+
+def _no_receiver(peer: int, frames: list[Frame]) -> None:
+    """Do nothing: the slot is not connected yet."""
+
+
+if TYPE_CHECKING:
+    _: Exchange = SlotExchange(Connections(1), 0)
+
 
 BURST_MAX: Final = 4
 """The most turns in a row that a drawn subtask or connection takes. It is below the eight frames of

@@ -29,8 +29,8 @@ from tidegate.controlplane.jobmanager.job_store import JobStore
 from tidegate.controlplane.jobmanager.resource_manager import ResourceManager
 from tidegate.controlplane.jobmanager.service import JobManager, run_jobmanager
 from tidegate.controlplane.loop import PendingRequest
-from tidegate.drivers.entropy import SystemEntropy
 from tidegate.drivers.storage import open_store
+from tidegate.drivers.system import SystemEntropy
 from tidegate.drivers.threads import SystemThreads
 from tidegate.errors import ExternalError, StorageError, TidegateError
 from tidegate.ports.blobs import BlobStore

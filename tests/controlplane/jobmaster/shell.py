@@ -14,7 +14,7 @@ from tidegate.config import Config
 from tidegate.controlplane.jobmaster import events as e
 from tidegate.controlplane.jobmaster.service import JobMaster
 from tidegate.controlplane.journal.journal_worker import CheckpointCommitted
-from tidegate.drivers.entropy import SystemEntropy
+from tidegate.drivers.system import SystemEntropy
 from tidegate.drivers.threads import SystemThreads
 from tidegate.ids import (
     Attempt,

@@ -35,8 +35,8 @@ from tidegate.controlplane.journal.journal_worker import (
     JournalWorker,
     PublicationEvent,
 )
-from tidegate.drivers.entropy import SystemEntropy
 from tidegate.drivers.storage import open_store
+from tidegate.drivers.system import SystemEntropy
 from tidegate.drivers.threads import SystemThreads
 from tidegate.errors import (
     FencedError,

@@ -17,7 +17,7 @@ import pytest
 
 from tests.dataplane.state.job import UID, declare
 from tidegate.api.state.state import ListState, MapState, State, ValueState
-from tidegate.dataplane.operators.images import Images
+from tidegate.dataplane.operators.keyed import Images
 from tidegate.dataplane.state.backend import KeyedStateBackend
 from tidegate.drivers.memory.store import MemoryStore
 

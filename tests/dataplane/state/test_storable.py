@@ -21,8 +21,7 @@ from tests.dataplane.test_operators import Collected, batch, step
 from tidegate.api.functions import Context, KeyedProcess
 from tidegate.api.state.state import ListState, MapState, State, ValueState
 from tidegate.api.state.wire import StateCodec
-from tidegate.dataplane.operators.images import Images
-from tidegate.dataplane.operators.keyed import KeyedOperator
+from tidegate.dataplane.operators.keyed import Images, KeyedOperator
 from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.state.backend import KeyedStateBackend
 from tidegate.drivers.memory.store import MemoryStore

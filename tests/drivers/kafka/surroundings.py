@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from tidegate.config import Config
 from tidegate.dataplane.counters import Counters
-from tidegate.dataplane.mailbox import Mailbox
+from tidegate.dataplane.engine import Mailbox
 from tidegate.dataplane.state.local_files import LocalStateFiles
 from tidegate.dataplane.subtask_context import Action, SubtaskContext
 from tidegate.drivers.threads import SystemThreads

@@ -15,11 +15,15 @@ session sees code that has changed.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +32,6 @@ from types import MappingProxyType, TracebackType
 from typing import IO, Any, Final, Self
 
 from tidegate.backfill.spark.apart import WaitTimeoutError, run_in_thread
-from tidegate.backfill.spark.folder import SessionFolder
 from tidegate.backfill.spark.installation import check_installed, check_version
 from tidegate.backfill.spark.java import find_java
 from tidegate.backfill.spark.master import check_reachable, is_on_this_machine
@@ -37,6 +40,55 @@ from tidegate.backfill.spark.spark_errors import log_hint, spark_error
 from tidegate.backfill.spark.spark_settings import check_names, merged
 from tidegate.errors import SparkError, UserError, check
 from tidegate.masking import is_secret
+
+PREFIX: Final = "tidegate-spark-"
+LOCK: Final = "lock"
+YOUNG_S: Final = 60.0  # a new folder is without its lock for a short time
+
+
+class SessionFolder:
+    """A private folder (mode 0700) that this process holds locked.
+
+    The folder is deleted when the session closes. A killed driver cannot delete its folder, so the
+    next session deletes it. Each folder has a file that its driver keeps locked. If the lock is
+    free, the driver of the folder has exited.
+    """
+
+    def __init__(self, parent: Path | None = None) -> None:
+        """Create a folder in `parent`, by default in Python's folder for temporary files."""
+        parent_folder = Path(parent or tempfile.gettempdir())
+        _delete_orphans(parent_folder)
+        self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent_folder))
+        self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        for each in ("local", "tmp", "warehouse"):
+            (self.path / each).mkdir()
+
+    def delete(self) -> None:
+        """Delete the folder. If another process still writes a file there, the file may remain
+        until the next session.
+        """
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def _delete_orphans(parent_folder: Path) -> None:
+    for path in parent_folder.glob(f"{PREFIX}*"):
+        try:
+            if path.stat().st_uid != os.getuid() or time.time() - path.stat().st_mtime < YOUNG_S:
+                continue
+            lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        except OSError:
+            continue  # another session deletes it now
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            continue
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+        finally:
+            os.close(lock)
+
 
 START_TIMEOUT_S: Final = 180.0  # the default of backfill.start_timeout
 STOP_TIMEOUT_S: Final = 30.0

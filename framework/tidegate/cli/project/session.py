@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final, TypeVar
 
-from tidegate.cli.inspect.diff_command import REFUSED
+from tidegate.cli.inspect.commands import REFUSED
 from tidegate.cli.project.broker import DevBroker
 from tidegate.cli.project.output import DevOutput, JsonOutput
 from tidegate.cli.project.processes import RECORDS, Answer, DevChild, ask

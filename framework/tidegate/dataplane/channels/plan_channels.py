@@ -1,6 +1,6 @@
 """The input gates and record writers of one subtask of each vertex, made from the plan.
 
-A subclass decides what a channel is. `slot_channels` connects slots. `waves/row_channels` writes
+A subclass decides what a channel is. `slot_channels` connects slots. `waves/level_task` writes
 and reads the rows of a backfill. Both ends compute the same channels from the same plan, without
 negotiation.
 """

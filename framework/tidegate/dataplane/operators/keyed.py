@@ -18,14 +18,13 @@ no copy is needed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Final, Protocol, cast
+from typing import Any, ClassVar, Final, Protocol, Self, cast
 
 from tidegate.api.functions import Context, KeyedProcess, SideOutput
 from tidegate.api.records.copying import copy_value, immutable
 from tidegate.api.state.state import Cell, State
 from tidegate.dataplane.keying import StepKeys
 from tidegate.dataplane.operators.event_time import ForwardsTime, RecordTime, TimedContext
-from tidegate.dataplane.operators.images import Images
 from tidegate.dataplane.operators.process import RefusableResults, SideOutputs, results_of
 from tidegate.dataplane.operators.returned import results_guard
 from tidegate.dataplane.operators.stateless import Emit
@@ -39,6 +38,48 @@ from tidegate.errors import StateValueError, UserCodeError
 from tidegate.graph.stream_graph import MAIN, Node
 from tidegate.protocol.subtask_snapshot import KeyedSnapshot
 from tidegate.stream_elements import MAX_MS, RecordBatch, Watermark
+
+
+class Images:
+    """The rows of a batch, one after the other, with an image of the row that was given last.
+
+    `mutable` says for each declared state whether its values can change in place.
+
+    Images are taken before each call, and only if the step has a policy (`on_error`) that lets the
+    job continue. The image of a value that cannot change in place is a reference. The image of
+    another value is a copy. A map keeps the changes of its calls separately, and copies entries
+    when it returns them. The image of a map therefore costs as much as one call changes.
+    """
+
+    def __init__(self, rows: Iterable[Any], mutable: Sequence[bool]) -> None:
+        self._rows, self._mutable = iter(rows), mutable
+        self.row: Any = None
+        """The row that was given last."""
+        self._cells: Sequence[Cell] = ()
+        self.images: list[object] = []
+        """The images of the cells of that row."""
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        """Return the next row in the form that the loop takes: one cell, or a tuple of cells."""
+        self._cells, self.images = (), []  # nothing to undo if an image cannot be taken
+        row = self.row = next(self._rows)
+        cells = row if isinstance(row, tuple) else (row,)
+        pairs = zip(cells, self._mutable, strict=True)
+        try:
+            self.images = [cell.image(mutable=mutable) for cell, mutable in pairs]
+        except StopIteration as error:  # raised by a value's `__deepcopy__`; it would end the batch
+            raise RuntimeError("a copy raised StopIteration") from error
+        self._cells = cells
+        return row
+
+    def undo(self) -> None:
+        """Restore the cells of the last row to their state before its call."""
+        for cell, image in zip(self._cells, self.images, strict=True):
+            cell.restore(image)
+
 
 Rows = Iterator[tuple[Any, Any, int, Any]]
 """Value, key, offset and the key's row of cells, for one record after the other."""

@@ -294,3 +294,20 @@ class TimedKeyedOperator(KeyedOperator):
         if firings.values:
             self._emit(results_of(batch, firings.values, firings.numbers, by_row=True))
         self._context.side.emit(batch, by_row=True)
+
+
+class CoOperator(TimedKeyedOperator):
+    """One `CoProcess` function of one subtask, with its state and its timers.
+
+    Both inputs have one set of states and timers. Only the key function and the method that is
+    called differ, so the operator switches them for each batch. Which input a batch comes from
+    follows from its channel. The watermark of the step is the least of both inputs, as the valve of
+    the task combines them; an input without watermarks takes no part.
+    """
+
+    methods = ("process_left", "process_right")
+
+    def process_side(self, side: int, batch: RecordBatch) -> None:
+        """Process a batch of one input: 0 is the left one, 1 the right one."""
+        self._keys, self._process = self._sides[side]
+        self.process(batch)

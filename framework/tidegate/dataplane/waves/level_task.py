@@ -14,13 +14,18 @@ continues as a zombie changes nothing of another run.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from tidegate.checkpoint.wave_cuts import offsets_left
 from tidegate.config import Config
+from tidegate.dataplane.channels.input_gate import InputChannel
+from tidegate.dataplane.channels.plan_channels import PlanChannels
+from tidegate.dataplane.channels.record_writer import OutputChannel, RemoteOutputChannel
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.engine import Engine
 from tidegate.dataplane.shared_transaction_admin import SharedTransactionAdmin
@@ -30,11 +35,12 @@ from tidegate.dataplane.task import Task
 from tidegate.dataplane.task_builder import SlotContext, TaskBuilder
 from tidegate.dataplane.waves.order import TimedSource, poll_shares
 from tidegate.dataplane.waves.receiving import RowReceiver
-from tidegate.dataplane.waves.row_channels import RowChannels
 from tidegate.dataplane.waves.sending import RowSender
 from tidegate.errors import KafkaError, StorageError, check
 from tidegate.graph.levels import level_of, levels
-from tidegate.ids import CheckpointId, SubtaskId, VertexId
+from tidegate.graph.plan import PhysicalPlan, PlanEdge, Vertex
+from tidegate.graph.stream_graph import StreamGraph
+from tidegate.ids import CheckpointId, SubtaskId, SubtaskIndex, VertexId
 from tidegate.masking import masked_text
 from tidegate.ports.drivers import Drivers
 from tidegate.ports.threads import WorkerPool
@@ -44,6 +50,38 @@ from tidegate.protocol.subtask_snapshot import SubtaskSnapshot
 from tidegate.protocol.waves import LAST, Row, TaskId, TaskReport, report_row
 from tidegate.stream_elements import Barrier
 from tidegate.user_exceptions import process_ends, text_of
+
+
+class RowChannels(PlanChannels):
+    """The input gates and record writers of one task. `inputs` are by edge and sender.
+
+    Credit is unlimited. The frames that a task sends leave with its rows. The frames that it
+    receives are processed before the next row is read.
+    """
+
+    def __init__(
+        self,
+        plan: PhysicalPlan,
+        graph: StreamGraph,
+        *,
+        ordinal: int,
+        vertices: Sequence[Vertex],
+        sender: RowSender,
+    ) -> None:
+        self._sender = sender
+        self.inputs: dict[tuple[int, int], InputChannel] = {}
+        super().__init__(plan, graph, ordinal=ordinal, vertices=vertices)
+
+    def _input(self, edge: PlanEdge, sender: SubtaskIndex) -> InputChannel:
+        channel = InputChannel(edge, sender, sys.maxsize, self._codec(edge))
+        self.inputs[edge.index, sender] = channel
+        return channel
+
+    def _channel(self, edge: PlanEdge, receiver: SubtaskIndex) -> OutputChannel:
+        self._sender.open(edge.index, receiver)
+        send = partial(self._sender.send, edge.index, receiver)
+        return RemoteOutputChannel(self._codec(edge), sys.maxsize, send)
+
 
 RUN_BYTES: Final = 8
 FLUSH_RECORDS: Final = 4096
@@ -271,13 +309,7 @@ class LevelTask:
             self._deploy.journal_id,
         )
         local = LocalStateDir(root, self._deploy.attempt, f"{self._deploy.ordinal}-{self.run_id}")
-        try:
-            local.make()
-        except OSError as error:
-            raise StorageError(
-                f"The folder {error.filename} for local state cannot be made: {error.strerror}. "
-                "Make room there, or set state.local_dir to another folder."
-            ) from error
+        local.make()
         self._engine.run_io(lambda: local.remove_earlier(keep=ATTEMPTS_RETAINED), None)
         return local
 

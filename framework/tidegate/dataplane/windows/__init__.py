@@ -3,7 +3,7 @@
 - `assigners.py`: the windows of a column of times; `calendars.py` those of a calendar.
 - `accumulators.py`: the generated functions that fold records into a window, and
   `accumulator_source.py` their source.
-- `sessions.py` and `panes.py`: the sessions of a key, and the panes of sliding windows.
+- `panes.py`: the panes of sliding windows.
 - `firing.py`: the results of a piece of a burst.
 - `operator.py`: what all window operators have in common: the watermark, bursts, late records.
 - `table_operator.py`, `aligned.py`, `by_key.py` (with `session_operator.py`) and

@@ -8,15 +8,39 @@ record behind the watermark may join a session that is still open.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
 
 from tidegate.api.windows.triggers import positive_ms
 from tidegate.api.windows.window_step import NO_OTHERS
 from tidegate.api.windows.windows import Session
 from tidegate.dataplane.windows.by_key import WindowsByKey
-from tidegate.dataplane.windows.sessions import touched
 from tidegate.stream_elements import RecordBatch
+
+
+class Span(Protocol):
+    """A session; `end_ms` is its last record's time plus the gap."""
+
+    start_ms: int
+    end_ms: int
+
+
+def touched(sessions: Sequence[Span], start_ms: int, end_ms: int) -> range:
+    """Return the indexes of the sessions that a span touches. An empty range begins where a new
+    session belongs.
+
+    Pure. The sessions of a key are few, and in order of time. Invariant: two sessions of a key do
+    not touch. A session that ends when another one begins touches it, as in Flink, so records that
+    are exactly the gap apart are in one session.
+    """
+    first = len(sessions)
+    while first and sessions[first - 1].end_ms >= start_ms:
+        first -= 1
+    stop = first
+    while stop < len(sessions) and sessions[stop].start_ms <= end_ms:
+        stop += 1
+    return range(first, stop)
+
 
 GAPS_MAX = 1_000
 """Number of texts of durations whose milliseconds are cached."""

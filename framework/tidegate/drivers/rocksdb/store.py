@@ -37,6 +37,7 @@ folder's name and a remedy, which differs for a full disk.
 from __future__ import annotations
 
 import functools
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -60,10 +61,58 @@ from rocksdict import (
 
 from tidegate.drivers.process.user_forks import end_if_forked
 from tidegate.drivers.rocksdb.changelog import Changelog, restore_file_names, take_segments
-from tidegate.drivers.rocksdb.frozen import RocksDBCheckpoint
 from tidegate.errors import CorruptCheckpointError, StorageError
 from tidegate.message_text import clause
 from tidegate.private_files import make_private_folder
+
+
+class RocksDBCheckpoint:
+    """A `ports.kv.StoreCheckpoint`. The first thread that needs the files makes them with
+    `make_files`. `files` also calls `drop`, which deletes the files of earlier changelogs.
+
+    The mailbox thread takes the checkpoint, and an upload thread asks for its files. Usually the
+    upload thread makes the files. The mailbox thread makes them if it cannot wait for the upload.
+    The files are made once, or never if the store is closed earlier.
+
+    The store and `changelog.py` decide which files are made.
+    """
+
+    def __init__(self, *, make_files: Callable[[], list[Path]], drop: Callable[[], None]) -> None:
+        self._make_files: Callable[[], list[Path]] | None = make_files
+        self._delete_previous = drop
+        self._lock = threading.Lock()
+        self._files: list[Path] = []
+        self._failure: StorageError | None = None
+
+    def files(self) -> list[Path]:
+        self.end()
+        if self._failure is not None:
+            raise self._failure
+        self._delete_previous()
+        return self._files
+
+    def end(self) -> None:
+        """Make the files, or keep the error for `files` to raise. Do nothing if this was done
+        before.
+        """
+        with self._lock:
+            if self._make_files is None:
+                return
+            try:
+                self._files = self._make_files()
+            except StorageError as error:
+                self._failure = error
+            self._make_files = None
+
+    def abandon(self) -> None:
+        """Do not make the files if they are not made yet, because the store is being closed.
+        `files` then raises StorageError.
+        """
+        with self._lock:
+            if self._make_files is not None:
+                self._make_files = None
+                self._failure = StorageError("The state store was closed before its checkpoint.")
+
 
 BUFFER_BYTES_MAX: Final = 32 << 20
 """The maximum size of the buffer in bytes, estimated from the mean size of the writes: some 130,000
