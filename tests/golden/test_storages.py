@@ -8,6 +8,8 @@ job that wrote the storage.
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import types
 from pathlib import Path
@@ -50,6 +52,18 @@ def restored_job(golden: Path, world: World, folder: Path) -> BackfillJob:
     module = f"golden_{name_of(golden).replace('-', '_')}"  # modules of one name would be one
     world.write_module(folder / f"{module}.py")
     return BackfillJob(f"{module}:Job", folder, world.settings())
+
+
+def names_of_our_code(text: str) -> set[str]:
+    return set(re.findall(r"tidegate[.a-z_]*:\w+", text))
+
+
+@pytest.mark.parametrize("golden", FOUND, ids=name_of)
+def test_names_of_our_own_code_are_those_that_its_checkpoints_have(golden: Path) -> None:
+    """A module may move. With another name, `tidegate diff` would report a changed function."""
+    described = json.dumps(graph_of(World.read(golden / WORLD)).describe())
+    stored = "".join(path.read_text() for path in golden.glob(f"{STORAGE}/*/manifests/*.json"))
+    assert names_of_our_code(described) == names_of_our_code(stored)
 
 
 @pytest.mark.parametrize("golden", FOUND, ids=name_of)

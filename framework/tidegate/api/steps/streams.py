@@ -446,7 +446,7 @@ def _results(graph: StreamGraph, node: Node, function: Function) -> ProcessedStr
     return ProcessedStream(graph, (edge,), node.record_type, type(function))
 
 
-@stored_as("tidegate.api.steps.streams:_one_key")
+@stored_as("tidegate.api.streams:_one_key")
 def _one_key(_record: object) -> int:
     """Return the key of all records of `window_all`."""
     return 0

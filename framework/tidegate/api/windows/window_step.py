@@ -79,7 +79,7 @@ class Records(Aggregate[Any, Any, Any]):
         return (("", GenericAlias(list, (GenericAlias(tuple, (int, record_type)),))),)
 
 
-@stored_as("tidegate.api.windows.window_step:WindowStep")
+@stored_as("tidegate.api.window_step:WindowStep")
 class WindowStep:
     """One step with windows.
 
