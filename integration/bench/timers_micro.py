@@ -32,7 +32,7 @@ from tidegate.api.state.state import ValueState
 from tidegate.api.time.timers import EventTimer, Fired, for_keys
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.operators.keyed import KeyedOperator
-from tidegate.dataplane.operators.timed import TimedKeyedOperator
+from tidegate.dataplane.operators.timers import TimedKeyedOperator
 from tidegate.dataplane.operators.with_timestamps import TimestampsOperator
 from tidegate.dataplane.sources.kafka import BATCH_RECORDS
 from tidegate.dataplane.state.backend import KeyedStateBackend

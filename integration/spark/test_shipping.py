@@ -19,7 +19,7 @@ from integration.spark.standalone import HERE, Cluster, standalone_cluster
 from integration.support.backfill_command import DONE, ORDERS, REFUSED, Job
 from integration.support.brokers import create_topic, unique
 from tidegate.backfill.spark.session import start_session
-from tidegate.backfill.spark.workers import check_platform
+from tidegate.backfill.spark.worker_checks import check_platform
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 from tidegate.errors import UserError
 

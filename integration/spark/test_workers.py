@@ -14,7 +14,7 @@ from integration.spark.jobs import ROOT
 from integration.support.backfills import BackfillJob
 from tidegate.backfill.spark.executor import SparkExecutor
 from tidegate.backfill.spark.session import start_session
-from tidegate.backfill.spark.workers import check_versions, own_versions
+from tidegate.backfill.spark.worker_checks import check_versions, own_versions
 from tidegate.bootstrap import WAVE_TASK
 from tidegate.errors import UserError
 

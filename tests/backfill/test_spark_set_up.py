@@ -19,7 +19,7 @@ from tidegate.backfill.spark.installation import PACKAGES, check_installed, chec
 from tidegate.backfill.spark.master import check_form, check_needs, check_reachable, is_local
 from tidegate.backfill.spark.session import YOUNG_S, SessionFolder
 from tidegate.backfill.spark.spark_errors import cause, spark_error, spark_translated, texts_in
-from tidegate.backfill.spark.workers import check_storage
+from tidegate.backfill.spark.worker_checks import check_storage
 from tidegate.errors import (
     ConfigError,
     InternalError,

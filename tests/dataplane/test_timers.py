@@ -26,7 +26,7 @@ from tidegate.api.time.timers import (
     ProcessingTimers,
     for_keys,
 )
-from tidegate.dataplane.operators.timed import IN_A_ROW_MAX, TimedKeyedOperator
+from tidegate.dataplane.operators.timers import IN_A_ROW_MAX, TimedKeyedOperator
 from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.state.backend import KeyedStateBackend
 from tidegate.dataplane.time import timer_index

@@ -18,7 +18,7 @@ from tidegate.checkpoint.restore import _combined_ms, _resolve_splits
 from tidegate.dataplane import operator_registry as registry
 from tidegate.dataplane.input_task import InputTask
 from tidegate.dataplane.operators.keyed import KeyedOperator
-from tidegate.dataplane.operators.timed import TimedKeyedOperator
+from tidegate.dataplane.operators.timers import TimedKeyedOperator
 from tidegate.dataplane.operators.with_timestamps import TimestampsOperator
 from tidegate.dataplane.source_task import SourceTask
 from tidegate.dataplane.sources.watermarks import SourceWatermarks, _restored

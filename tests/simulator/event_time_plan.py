@@ -91,7 +91,7 @@ WINDOWS_FIRED: Final = "tidegate.dataplane.windows.operator.WindowOperator.piece
 WINDOWS_STORED: Final = "tidegate.dataplane.state.window_tables.WindowTables.piece"
 """The piece in which windows are stored is as long as the one in which they fire."""
 LIMITS: Final[Mapping[str, tuple[int, ...]]] = {
-    "tidegate.dataplane.operators.timed.TimedKeyedOperator.piece": (1, 2, 5),
+    "tidegate.dataplane.operators.timers.TimedKeyedOperator.piece": (1, 2, 5),
     WINDOWS_FIRED: (1, 2, 5),
 }
 

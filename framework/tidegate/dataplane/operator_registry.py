@@ -18,7 +18,7 @@ from tidegate.dataplane.operators.event_time import Advance
 from tidegate.dataplane.operators.keyed import KeyedOperator, KeyedStateLike, copied_ports
 from tidegate.dataplane.operators.process import ProcessOperator
 from tidegate.dataplane.operators.stateless import Emit, FusedSteps
-from tidegate.dataplane.operators.timed import CoOperator, TimedKeyedOperator
+from tidegate.dataplane.operators.timers import CoOperator, TimedKeyedOperator
 from tidegate.dataplane.operators.with_timestamps import TimestampsOperator
 from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.windows.layouts import make_window_operator

@@ -23,7 +23,7 @@ from tidegate.api.time.watermarks import Instant, instant_ms
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.operators.checking import Checks
 from tidegate.dataplane.operators.keyed import KeyedOperator
-from tidegate.dataplane.operators.timed import TimedKeyedOperator
+from tidegate.dataplane.operators.timers import TimedKeyedOperator
 from tidegate.dataplane.refusals import Refusals
 from tidegate.errors import PipelineError
 from tidegate.graph.stream_graph import MAIN, UNKNOWN, Edge, Node

@@ -17,7 +17,7 @@ from tidegate.backfill.executor import WaveTasks
 from tidegate.backfill.spark.levels import TaskAttempt, run_levels
 from tidegate.backfill.spark.rows import FrameRow, Report
 from tidegate.backfill.spark.session import BackfillSession
-from tidegate.backfill.spark.workers import check_storage, check_versions
+from tidegate.backfill.spark.worker_checks import check_storage, check_versions
 from tidegate.config import Config
 from tidegate.dataplane.waves.level_task import LevelTask, TaskHost
 from tidegate.errors import InternalError

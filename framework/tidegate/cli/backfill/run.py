@@ -197,7 +197,7 @@ def _check_engine(config: Config) -> None:
     from tidegate.backfill.spark.master import check_form, check_needs, check_reachable
     from tidegate.backfill.spark.session import is_submitted
     from tidegate.backfill.spark.spark_settings import check_settings
-    from tidegate.backfill.spark.workers import check_storage
+    from tidegate.backfill.spark.worker_checks import check_storage
 
     if is_submitted():
         if settings.spark:
@@ -259,7 +259,7 @@ def _ship(session: BackfillSession, settings: BackfillSettings) -> None:
     """Send the packages to the workers, if `ship` is set and the master is not local."""
     from tidegate.backfill.spark.master import is_local
     from tidegate.backfill.spark.packing import make_archive
-    from tidegate.backfill.spark.workers import check_platform
+    from tidegate.backfill.spark.worker_checks import check_platform
 
     if not settings.ship or is_local(session.master):
         return
