@@ -28,7 +28,7 @@ from tidegate.drivers.kafka.embedded import EmbeddedKafka
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
 
 TIDEGATE = str(Path(sys.executable).with_name("tidegate"))
-WAIT_S = 90.0
+WAIT_S = 240.0
 """A limit for a busy machine. A step takes about five seconds on an idle one."""
 
 
