@@ -37,7 +37,7 @@ from tidegate.checkpoint.manifest import Manifest, decode_manifest
 ROOT = Path(__file__).parents[3]
 CUSTOMERS = 40
 PARTITIONS = 4
-RUN_S_MAX = 90.0
+RUN_S_MAX = 120.0
 GONE_S_MAX: Final = 10.0
 """Seconds within which all processes below a killed command exit. A process that lives longer
 outlives the command, which is an error.
