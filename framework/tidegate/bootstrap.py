@@ -297,7 +297,7 @@ def run_standalone_taskmanager(config: Config, *, insecure: bool = False) -> NoR
             # The JobManager cannot be reached yet, the port is in use, or the host lacks resources.
             except (RpcError, ResourceExhaustedError) as error:
                 if str(error) != last_error:
-                    _log.warning("%s (It is tried again until it works.)", error)
+                    _log.warning("%s (It is retried until it works.)", error)
                 last_error = str(error)
             clock.sleep(pause_s)
             pause_s = min(2 * pause_s, REJOIN_PAUSE_S_MAX)

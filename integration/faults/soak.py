@@ -59,7 +59,7 @@ LOGS_OF_A_TASKMANAGER = 4
 """Number of log files of a TaskManager. It has one file, its fork server has one, and each of its
 two slots has one. Later processes of a slot use the same file.
 """
-# Kills come faster than the default back-off resets. So its delay would soon be a minute.
+# Kills come faster than the default backoff resets. So its delay would soon be a minute.
 OPTIONS = (
     "-c",
     "restart.strategy=fixed_delay",

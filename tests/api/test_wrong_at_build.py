@@ -568,7 +568,7 @@ def test_mistake_in_a_pipeline_is_refused_with_the_remedy(case: str) -> None:
 def test_feature_of_a_later_version_is_refused_with_its_name_and_place(what: str) -> None:
     with pytest.raises(PipelineError) as caught:
         LATER[what]()
-    assert f": {what} comes in a later version of tidegate; " in str(caught.value)
+    assert f": {what} is not supported. " in str(caught.value)
     assert str(caught.value).startswith("tests/api/test_wrong_at_build.py:")
 
 

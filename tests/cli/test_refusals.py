@@ -138,7 +138,7 @@ def test_invalid_checkpoint_id_to_restore_is_refused_before_kafka_is_asked(id_: 
 def test_error_of_a_jobmanager_that_does_not_answer_has_a_remedy() -> None:
     with pytest.raises(RpcError) as caught:
         run("list", "--jobmanager", "localhost:1")
-    words = "No JobManager has answered at localhost:1. Is one up there (tidegate jobmanager)?"
+    words = "No JobManager has answered at localhost:1. Start one there with tidegate jobmanager."
     assert str(caught.value).startswith(words)
     with pytest.raises(RpcError, match=r"host\.invalid:1, and this machine does not know"):
         run("list", "--jobmanager", "no-such-host.invalid:1")

@@ -135,7 +135,7 @@ def test_claim_id_is_no_id_of_an_attempt_and_is_never_fenced(quiet: ProcedureRun
 
 
 def assert_that_two_claims_list(quiet: ProcedureRunner) -> None:
-    """The first of them can not prove. The second one finds its producer, lists, and proves."""
+    """The first of them cannot prove. The second one finds its producer, lists, and proves."""
     for proves in (False, True):
         producer = run_claim(quiet).state.producer
         assert producer is not None

@@ -1,4 +1,4 @@
-"""Journal entries: their files, what they add up to, and what can not follow what."""
+"""Journal entries: their files, what they add up to, and what cannot follow what."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job whose brokers' addresses lead to another Kafka cluster than its checkpoints belong to."""
+"""A job whose brokers belong to another Kafka cluster than its checkpoints."""
 
 from __future__ import annotations
 

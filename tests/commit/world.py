@@ -151,7 +151,7 @@ class World:
     nonces: int = 0
     log: list[str] = field(default_factory=list)
     cluster: str = CLUSTER
-    """The Kafka cluster that the brokers' addresses lead to."""
+    """The Kafka cluster of the brokers' addresses."""
 
     # --- the store ------------------------------------------------------------------------------
 

@@ -47,8 +47,8 @@ KINDS: Final = (EMPTY, OLDER, OTHER_CLUSTER, MIRROR, RECREATED)
 REFUSAL_TEXTS: Final = {
     EMPTY: ("has no journal in this checkpoint storage",),
     OLDER: ("Its newest entries are missing",),
-    OTHER_CLUSTER: ("kafka.bootstrap_servers leads to Kafka cluster elsewhere",),
-    MIRROR: ("kafka.bootstrap_servers leads to Kafka cluster mirror",),
+    OTHER_CLUSTER: ("kafka.bootstrap_servers is Kafka cluster elsewhere",),
+    MIRROR: ("kafka.bootstrap_servers is Kafka cluster mirror",),
     RECREATED: ("was deleted and created again",),
 }
 """Texts that the refusal for each kind of swap must contain."""

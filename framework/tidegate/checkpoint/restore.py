@@ -308,7 +308,7 @@ def _refuse_expired(old: SourceSplit, offsets: PartitionOffsets) -> None:
         message = (
             f"Source {old.source!r}: topic {old.topic!r}, partition {old.partition} was read up to "
             f"offset {old.offset}, but Kafka has deleted everything before {offsets.earliest} by "
-            "the topic's retention: what stood between can not be read any more, be it records or "
+            "the topic's retention: what stood between cannot be read any more, be it records or "
             "nothing but the markers that transactions leave. Restore a newer checkpoint if there "
             "is one (tidegate checkpoints), or start from what is there with --restore none: the "
             "state is dropped then."

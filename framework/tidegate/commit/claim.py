@@ -365,6 +365,6 @@ def _read_back(job: JobName, own: Claim) -> Procedure[None]:
     if found != own:
         message = (
             f"Journal entry {entry_path(job, own.number)} was created, but reads back as "
-            f"{'nothing' if found is None else 'another'}: this storage can not hold a journal."
+            f"{'nothing' if found is None else 'another'}: this storage cannot hold a journal."
         )
         raise CorruptCheckpointError(message)

@@ -10,7 +10,7 @@ show which submission is newer. So the folder is listed first, and then the jour
 newer claim: a submission claims before it writes its initial offsets.
 
 `clean_up` does not write to the journal and may run in parallel with any other procedure that does
-not. A failure does no harm, and the next publication tries again.
+not. A failure does no harm, and the next publication retries.
 """
 
 from __future__ import annotations

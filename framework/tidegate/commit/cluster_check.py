@@ -58,8 +58,9 @@ def refuse_other_cluster(
     if not first_claim and state.kafka_cluster not in {"", cluster}:
         raise ClusterMismatchError(
             f"Job {job!r} was submitted on Kafka cluster {state.kafka_cluster}, but "
-            f"kafka.bootstrap_servers now leads to Kafka cluster {cluster}. Make the addresses "
-            "lead to the first one again; or stop the job and submit it again to move it."
+            f"kafka.bootstrap_servers is now Kafka cluster {cluster}. Let the "
+            "addresses be those of the first one again; or stop the job and submit it again to "
+            "move it."
         )
     if point is not None:
         manifest = yield from load_manifest_if_readable(point)
@@ -80,7 +81,7 @@ def refuse_manifest(
     if is_other_cluster(manifest, cluster) and not consent and state.moved_to != cluster:
         raise RefusedError(
             f"Checkpoint {manifest.checkpoint} of job {manifest.job!r} belongs to Kafka cluster "
-            f"{manifest.kafka_cluster}, but kafka.bootstrap_servers leads to Kafka cluster "
+            f"{manifest.kafka_cluster}, but kafka.bootstrap_servers is Kafka cluster "
             f"{cluster}, where its offsets mean other records. Set kafka.bootstrap_servers to "
             f"brokers of {manifest.kafka_cluster}; or start without state, with --restore none; "
             f"or, only if {cluster} is a mirror with the same offsets in every topic, add "
@@ -160,7 +161,7 @@ def _unsettled_message(
     return (
         f"Checkpoint {checkpoint} of job {job!r} is published, but "
         f"{_describe_transactions(foreign)} may not be committed yet, and kafka.bootstrap_servers "
-        f"leads to Kafka cluster {cluster}. To commit them, start the job once with "
+        f"is Kafka cluster {cluster}. To commit them, start the job once with "
         f"kafka.bootstrap_servers at brokers of {where}, and stop it. If {where} no longer exists, "
         "add --accept-data-loss: the records of these transactions are then lost; --restore ID of "
         "an older checkpoint writes them again."

@@ -53,7 +53,7 @@ def commit(
 
     To be called after a publication, one call at a time; a call covers all publications up to now.
     When the time of `retry_policy` is over, Kafka's last error is raised. The attempt must then
-    end, and its restart tries again.
+    end, and its restart retries.
     """
     return (
         yield from end_transactions(journal.uncommitted, settled=False, retry_policy=retry_policy)
@@ -170,5 +170,5 @@ def _incomplete_message(remaining: Sequence[PreparedTransaction], retry_policy: 
     ids = ", ".join(txn.transactional_id for txn in remaining[:5])
     return (
         f"The coordinators did not complete {counted(len(remaining), 'published transaction')} in "
-        f"{retry_policy.timeout_s:g} s, among them {ids}; the job restarts and tries again."
+        f"{retry_policy.timeout_s:g} s, among them {ids}; the job restarts and retries."
     )

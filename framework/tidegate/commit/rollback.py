@@ -89,7 +89,7 @@ def _abort_introduced(journal: ClaimedJournal, retry_policy: RetryPolicy) -> Pro
             message = (
                 f"The coordinators did not abort {counted(len(open_), 'transaction')} of a "
                 f"checkpoint that is to be rolled back in {retry_policy.timeout_s:g} s, among them "
-                f"{open_[0].transactional_id}; the job restarts and tries again."
+                f"{open_[0].transactional_id}; the job restarts and retries."
             )
             raise failure or not_completed(open_, message)
 

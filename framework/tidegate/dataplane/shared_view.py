@@ -52,7 +52,7 @@ def check_view(deploy: Deploy, view: SlotView) -> None:
         raise ClusterMismatchError(
             f"Host {view.host} reaches Kafka cluster {cluster} at {view.brokers}, but attempt "
             f"{deploy.attempt} of job {deploy.job!r} runs on Kafka cluster {deploy.kafka_cluster}. "
-            f"Make these addresses lead to {deploy.kafka_cluster} on this host too. The job "
+            f"Let these addresses be those of {deploy.kafka_cluster} on this host too. The job "
             "restarts until then."
         )
 

@@ -100,7 +100,7 @@ class PartitionReader(Protocol):
         ...
 
     def connection_error(self) -> str:
-        """Return the reason why the client cannot read now, although it tries again. Empty if no
+        """Return the reason why the client cannot read now, although it retries. Empty if no
         problem is known. Never wait.
         """
         ...

@@ -254,7 +254,7 @@ class ClaimModel:
             process = process._replace(before=found)
         if not self._is_newest(state, process, found):
             process = process._replace(listed_after=process.seen[-1].producer)
-            label = f"{number} can not prove that attempt {newest} is the newest"
+            label = f"{number} cannot prove that attempt {newest} is the newest"
             return label, state.with_process(number, process._replace(does=LIST))
         proven = process._replace(known=newest, listable=listable)
         label, after = self._decide(state, number, proven)

@@ -276,7 +276,9 @@ class TestLocalCluster:
         assert len(jobmanagers.started) == FAILED_STARTS_MAX
         assert clock.now > 1
         for question in (cluster.address, lambda: cluster.client().wait(A)):
-            with pytest.raises(ExternalError, match=r"ends at its start: its log jobmanager\.log"):
+            with pytest.raises(
+                ExternalError, match=r"ends at its start: see its log jobmanager\.log"
+            ):
                 question()
         assert clock.now < ANSWER_TIMEOUT_S  # no call waits for a JobManager that does not come
         cluster.close()
@@ -319,7 +321,7 @@ class TestLocalCluster:
     ) -> None:
         monkeypatch.setattr("tidegate.controlplane.client.local.START_TIMEOUT_S", 0.01)
         cluster = LocalCluster(Jobmanagers(), Lines(), VirtualClock(), SystemThreads())
-        with pytest.raises(RpcError, match=r"not up after 0\.01 s: its log jobmanager\.log"):
+        with pytest.raises(RpcError, match=r"not up after 0\.01 s: see its log jobmanager\.log"):
             cluster.address()
         cluster.close()
 
@@ -366,7 +368,7 @@ class TestLocalCluster:
         jobmanagers.started[0][0](NO_RESOURCES)
         jobmanagers.refuses = FAILED_STARTS_MAX
         jobmanagers.started[1][0](1)
-        with pytest.raises(ExternalError, match=r"ends at its start: its log jobmanager\.log"):
+        with pytest.raises(ExternalError, match=r"ends at its start: see its log jobmanager\.log"):
             cluster.address()
         cluster.close()
 

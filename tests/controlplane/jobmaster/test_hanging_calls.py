@@ -96,7 +96,7 @@ def test_failing_brokers_end_a_cancel_and_a_failing_storage_ends_a_stop_too() ->
     grace.requested(100.0, STOP)
     for now_s in (110.0, 150.0):
         assert grace.timeout_error(now_s, STOPS, "", FAILS) is None
-    fails = StorageError("Checkpoint storage: can not create X: Input/output error")
+    fails = StorageError("Checkpoint storage: cannot create X: Input/output error")
     said = str(grace.timeout_error(150.0, STOPS, "", fails))
     assert said.startswith("The stop did not wait longer within job.stop_grace_period. Checkpoint")
     assert "Input/output error. The journal of the job is not closed: " in said

@@ -60,7 +60,7 @@ COMMON = {
 
 
 def test_producer_has_exactly_the_expected_client_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In full: one that is lost costs exactness or a part of the throughput, and fails nothing."""
+    """In full: a lost one costs correctness or a part of the throughput, and fails nothing."""
     assert made_with(monkeypatch) == {**COMMON, "message.timeout.ms": 300_000}
     assert made_with(monkeypatch, TransactionalId("tidegate.x")) == {
         **COMMON,

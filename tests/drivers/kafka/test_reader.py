@@ -62,7 +62,7 @@ MADE_WITH = {
 
 
 def test_reader_has_exactly_the_expected_client_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In full: one that is lost costs exactness or a part of the throughput, and fails nothing."""
+    """In full: a lost one costs correctness or a part of the throughput, and fails nothing."""
     assert made_with(monkeypatch) == MADE_WITH
 
 

@@ -1,4 +1,4 @@
-"""Control messages over gRPC: the contract, and what is gRPC's own: back-off, sizes, files."""
+"""Control messages over gRPC: the contract, and what is gRPC's own: backoff, sizes, files."""
 
 import contextlib
 import socket
@@ -46,7 +46,7 @@ def test_server_logs_a_handler_bug_and_not_an_expected_error(
 
 
 def test_client_reconnects_within_three_seconds_to_a_restarted_server(rpc: GrpcRpc) -> None:
-    """A reconnect waits for gRPC's back-off: ours is short."""
+    """A reconnect waits for gRPC's backoff: ours is short."""
     import grpc
 
     server = rpc.serve(lambda _: Acknowledge())

@@ -206,7 +206,7 @@ def test_the_probe_refuses_a_store_that_creates_a_name_twice(
         Path(target).write_bytes(Path(source).read_bytes())
 
     monkeypatch.setattr(os, "link", overwrite)
-    with pytest.raises(RefusedError, match="can not hold a job's journal"):
+    with pytest.raises(RefusedError, match="cannot hold a job's journal"):
         store.probe()
 
 

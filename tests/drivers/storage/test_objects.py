@@ -54,7 +54,7 @@ def test_failed_put_raises_storage_error_of_one_line(monkeypatch: pytest.MonkeyP
     with pytest.raises(StorageError) as caught:
         store.put("a/b", b"")
     assert str(caught.value) == (
-        "Checkpoint storage memory:///: can not write a/b: no right Check the credentials, and "
+        "Checkpoint storage memory:///: cannot write a/b: no right Check the credentials, and "
         "their rights to read, write, list and delete."
     )
 
@@ -112,10 +112,10 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
 @pytest.mark.parametrize(
     ("status", "reason"),
     [
-        (403, r"can not create a: .* 403 Forbidden.* Check the credentials"),
-        (401, r"can not create a: .* 401 Unauthorized.* Check the credentials"),
-        (404, r"can not create a: .* 404 Not Found.* Check that the bucket exists"),
-        (400, r"can not create a: .* 400 Bad Request"),
+        (403, r"cannot create a: .* 403 Forbidden.* Check the credentials"),
+        (401, r"cannot create a: .* 401 Unauthorized.* Check the credentials"),
+        (404, r"cannot create a: .* 404 Not Found.* Check that the bucket exists"),
+        (400, r"cannot create a: .* 400 Bad Request"),
     ],
 )
 def test_refused_create_raises_the_reason_of_the_store(
@@ -126,7 +126,7 @@ def test_refused_create_raises_the_reason_of_the_store(
     with pytest.raises(StorageError, match=reason):
         store.create("a", b"1")
     assert (bucket.puts, bucket.objects) == (1, {})
-    with pytest.raises(StorageError, match=rf"can not create probe/.* {status} "):
+    with pytest.raises(StorageError, match=rf"cannot create probe/.* {status} "):
         store.probe()
 
 
@@ -158,5 +158,5 @@ def test_a_store_is_opened_by_its_url(tmp_path: Path) -> None:
         open_store("ftp://host/x")
     with pytest.raises(ConfigError, match="names no local folder"):
         open_store("file://host/x")
-    with pytest.raises(ConfigError, match=r"'s3://' can not be opened: Generic URL error"):
+    with pytest.raises(ConfigError, match=r"'s3://' cannot be opened: Generic URL error"):
         open_store("s3://")

@@ -1,4 +1,4 @@
-"""Processes that can not be started, or end at once: what the fault is, that runs meet it, and that
+"""Processes that cannot be started, or end at once: what the fault is, that runs meet it, and that
 a cluster which does not try again is found.
 """
 

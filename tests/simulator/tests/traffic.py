@@ -239,7 +239,7 @@ class Slot:
         alignment_ms: int,
         sync_ms: int,
     ) -> None:
-        """Told by the snapshot; what is judged here is what goes downstream."""
+        """The snapshot has it; the elements that go downstream are judged here."""
 
     def decline(self, checkpoint: CheckpointId, _subtask: SubtaskId, reason: str) -> None:
         raise Wrong(f"{checkpoint} was declined: {reason}")

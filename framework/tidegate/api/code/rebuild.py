@@ -65,7 +65,7 @@ def rebuild(
 
 @contextmanager
 def _user_code_errors(reference: str) -> Iterator[None]:
-    """Turn an exception of the user's code into a UserCodeError, so that a restart tries again.
+    """Turn an exception of the user's code into a UserCodeError, so that a restart retries.
 
     The same code worked at submit. A module, a constructor or a parameter's check may need a
     service that does not answer now. A missing module or a syntax error stays a PipelineError,

@@ -67,6 +67,5 @@ def refuse_unsupported(what: str, instead: str) -> Never:
 
     `instead` is the remedy.
     """
-    raise PipelineError(
-        f"{user_location()}: {what} comes in a later version of tidegate; {instead}."
-    )
+    remedy = instead[0].upper() + instead[1:]
+    raise PipelineError(f"{user_location()}: {what} is not supported. {remedy}.")

@@ -83,7 +83,7 @@ def aware(moment: Any) -> datetime:
     if not isinstance(moment, datetime):
         raise TypeError(f"{moment!r} is {article(type(moment).__name__)}, not a datetime")
     if moment.tzinfo is None:
-        raise ValueError(f"{moment!r} has no time zone; which instant is it?")
+        raise ValueError(f"{moment!r} has no time zone; give it one")
     return moment
 
 

@@ -267,8 +267,8 @@ def _checked_assigner(assigner: object, where: str) -> Assigner[Any]:
         raise PipelineError(f"{where}: {given} is not an assigner, such as Tumbling('1 h').")
     if not hasattr(type(assigner), "kind"):
         raise PipelineError(
-            f"{where}: {type(assigner).__name__} is an assigner of your own, which comes in a "
-            "later version of tidegate. Use Tumbling, Sliding, Session, Calendar or Global."
+            f"{where}: {type(assigner).__name__} is an assigner of your own, which is not "
+            "supported. Use Tumbling, Sliding, Session, Calendar or Global."
         )
     return assigner
 
@@ -281,8 +281,8 @@ def _checked_trigger(assigner: Assigner[Any], trigger: object, where: str) -> Tr
         )
     if trigger is not None and not hasattr(trigger, "on_time"):
         raise PipelineError(
-            f"{where}: {type(trigger).__name__} is a trigger of your own, which comes in a later "
-            "version of tidegate. Use AfterWatermark or Repeatedly."
+            f"{where}: {type(trigger).__name__} is a trigger of your own, which is not "
+            "supported. Use AfterWatermark or Repeatedly."
         )
     repeats = () if trigger is None else (trigger.early, trigger.late)
     if assigner.time == "processing" and any(
@@ -302,8 +302,8 @@ def _checked_trigger(assigner: Assigner[Any], trigger: object, where: str) -> Tr
     if isinstance(assigner, Sliding) and described != AfterWatermark().describe():
         raise PipelineError(
             f"{where}: sliding windows share their records, so they fire at their end and for each "
-            "record that comes later. Other triggers of sliding windows come in a later version "
-            "of tidegate; remove trigger=."
+            "record that comes later. Other triggers of sliding windows are not "
+            "supported. Remove trigger=."
         )
     return found
 

@@ -288,9 +288,9 @@ def _client(config: Config, *, named: bool = True, without_run: str = "") -> Ite
                 f"cancel then wait for a JobManager that restarts. ({clause(error)})."
             ) from error
         raise RpcError(
-            f"{without_run}No JobManager has answered at {address}{_unless_known(at.host)}. Is one "
-            "up there (tidegate jobmanager)? Say where it is with --jobmanager HOST:PORT, or set "
-            f"jobmanager.host and jobmanager.port. ({clause(error)})."
+            f"{without_run}No JobManager has answered at {address}{_unless_known(at.host)}. Start "
+            "one there with tidegate jobmanager. Or say where one runs with --jobmanager "
+            f"HOST:PORT, or set jobmanager.host and jobmanager.port. ({clause(error)})."
         ) from error
     finally:
         client.close()

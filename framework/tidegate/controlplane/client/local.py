@@ -29,7 +29,7 @@ RESTART_PAUSE_S = 1.0
 """Pause in seconds before the next start of a JobManager that did not come up. A JobManager that
 had come up is started again at once."""
 REFUSED_S_MAX = 120.0
-"""Time in seconds for which a start is tried again that the operating system refuses (no memory, no
+"""Time in seconds for which a start is retried that the operating system refuses (no memory, no
 process id, no disk space), or that something kills. Other processes on the machine may free
 resources within this time. Then the cluster fails: a user may be watching the command, and the job
 continues with the next run."""
@@ -40,7 +40,7 @@ waiting earlier."""
 CLOSE_TIMEOUT_S = 5.0
 LOG = "jobmanager.log"
 
-_NO_RESOURCES = f"The operating system refused it a resource: its log {LOG} says more."
+_NO_RESOURCES = f"The operating system refused it a resource: see its log {LOG}."
 _log = logging.getLogger(__name__)
 
 
@@ -97,7 +97,7 @@ class LocalCluster:
         """Wait until the JobManager is up and return its address.
 
         Raise RpcError if that takes longer than START_TIMEOUT_S; the caller may try again. Raise
-        another ExternalError if the cluster has failed; trying again is then useless.
+        another ExternalError if the cluster has failed; retrying is then useless.
         """
         with self._changed:
             up = self._changed.wait_for(
@@ -112,11 +112,11 @@ class LocalCluster:
                     "last checkpoint."
                 )
             if up:
-                raise ExternalError(f"The JobManager ends at its start: its log {LOG} says more.")
+                raise ExternalError(f"The JobManager ends at its start: see its log {LOG}.")
             if self._refusal:
                 raise RpcError(f"The JobManager is not up: {self._refusal}")
             raise RpcError(
-                f"The JobManager is not up after {START_TIMEOUT_S:g} s: its log {LOG} says more."
+                f"The JobManager is not up after {START_TIMEOUT_S:g} s: see its log {LOG}."
             )
 
     def client(self) -> Client:

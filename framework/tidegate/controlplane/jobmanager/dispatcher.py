@@ -552,7 +552,7 @@ def _show_refused_start(job: JobRecord, why: str, wall_ms: int) -> None:
     job.postponed_since_ms = job.postponed_since_ms or wall_ms
     job.report = msgspec.structs.replace(
         job.report or JobReport(job=job.submission.job, state=JobState.CREATED),
-        waiting_for=f"{why}; the start is tried again until it succeeds",
+        waiting_for=f"{why}; the start is retried until it succeeds",
         waiting_since_ms=job.postponed_since_ms,
         start_refused=f"{why}.",
         reported_ms=wall_ms,

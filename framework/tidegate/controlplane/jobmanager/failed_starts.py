@@ -55,8 +55,8 @@ class FailedStarts:
         ended, `cause` why something else has killed it (empty if nothing else has).
         """
         why = cause or (
-            f"Its log, {name}/jobmaster.log, says more: often the import of the pipeline's module "
-            "ends the process."
+            f"See its log, {name}/jobmaster.log. Often the import of the pipeline's module ends "
+            "the process."
         )
         message = (
             f"The JobMaster of {name} ended {self.failed + self.killed} times in a row before it "
@@ -90,5 +90,5 @@ def lost_error(name: JobName, how: str, cause: str) -> ErrorReport:
     """Return the error that clients see until the next JobMaster has a plan."""
     message = f"The JobMaster of {name} was lost: {how}"
     return ErrorReport.of(
-        ExternalError(f"{message}. {cause}" if cause else f"{message}; its log says more.")
+        ExternalError(f"{message}. {cause}" if cause else f"{message}; see its log.")
     )

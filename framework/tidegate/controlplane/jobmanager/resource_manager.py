@@ -553,7 +553,7 @@ class ResourceManager:
 
         An event that ends several at once (a host that was paused) is one failure, not one for
         each. So a TaskManager that was started before the last counted failure counts only if the
-        back-off has been reset since.
+        backoff has been reset since.
         """
         is_of_last = int(id_.removeprefix(self._local_prefix)) <= self._failed_up_to
         if not is_of_last or self._backoff.is_reset(now_ms):

@@ -241,7 +241,7 @@ class JobMaster:
 
     def _plan_and_recover(self, code: Path | TidegateError | None) -> None:
         """Plan the job and recover it. This imports the user's code in the main thread, as all
-        processes do, which may take minutes. If the plan fails, the next attempt tries again.
+        processes do, which may take minutes. If the plan fails, the next attempt retries.
         """
         if isinstance(code, ProcedureStopped):
             self._recovery_failed(code)

@@ -96,7 +96,7 @@ class EffectRunner:
         sinks: SinkCoordinators | None = None,
     ) -> None:
         """Create the runner. `on_retry` is called with every error after which the same effect may
-        be tried again. Procedures retry for minutes, and their caller can then report the cause.
+        be retried. Procedures retry for minutes, and their caller can then report the cause.
         `sinks` has the coordinators of transactions that are not Kafka's.
         """
         self._on_retry = on_retry
@@ -245,7 +245,7 @@ class EffectRunner:
         if cluster_id != here:
             raise RefusedError(
                 f"The job's last checkpoint names transactions on Kafka cluster {cluster_id}, but "
-                f"kafka.bootstrap_servers leads to Kafka cluster {here}. Set it to brokers of "
+                f"kafka.bootstrap_servers is Kafka cluster {here}. Set it to brokers of "
                 f"{cluster_id}, so that these transactions can be committed."
             )
 

@@ -75,7 +75,7 @@ fails during it."""
 CLOSE_PAUSE_S: Final = 0.5
 
 _PASSING: Final = (StorageError, TransactionSystemError, ResourceExhaustedError, SystemCallError)
-"""The errors after which the close is tried again."""
+"""The errors after which the close is retried."""
 
 _log = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class JobJournal:
         on_retry: Callable[[TidegateError], None] = ignore_retry,
     ) -> None:
         """Start without a claim. `wanted` returns whether this process may still claim. `on_retry`
-        is called, in any thread, with each error of work that is tried again. `storage` is the id
+        is called, in any thread, with each error of work that is retried. `storage` is the id
         of the checkpoint storage if it is known, else empty.
         """
         self._submission, self._config = submission, config

@@ -94,7 +94,7 @@ class JournalWorker:
         wanted: Callable[[], bool],
     ) -> None:
         """Create the threads. `on_retry` is called, in the loop, with each error of work that is
-        tried again: brokers do not answer, or the storage fails. `wanted` returns whether this
+        retried: brokers do not answer, or the storage fails. `wanted` returns whether this
         process is still the job's JobMaster. `storage` is the id of the checkpoint storage if the
         JobManager knows it, else empty.
         """
@@ -207,7 +207,7 @@ class JournalWorker:
 
     def fence_zombies(self) -> None:
         """Fence transactions that zombies of older attempts have opened since. If this sweep fails,
-        the next one tries again. Do nothing while a sweep is running. Without a broker each sweep
+        the next one retries. Do nothing while a sweep is running. Without a broker each sweep
         takes longer than the time to the next one, so they would pile up.
         """
         if self.journal.claimed is None or self._is_fencing_zombies:

@@ -64,7 +64,7 @@ would not help with a dead broker.
 NAMES_SHOWN: Final = 3
 
 _SILENT: Final = (theirs.KafkaTimeoutError, theirs.RequestTimedOutError)
-"""The errors after which a request is not tried again, because it has already waited ten
+"""The errors after which a request is not retried, because it has already waited ten
 seconds.
 """
 _CHANGED: Final = (

@@ -16,7 +16,8 @@ ended in two ways:
   code, a fork that removes its trace function, and a state that a child of `multiprocessing` uses.
 
 A fork copies all descriptors of its process. While it lives, the end of a pipe or a lock of its
-parent would not be noticed by others. So a process names what no fork may hold (`keep_from_forks`).
+parent would not be noticed by others. So a process names the descriptors that no fork may hold
+(`keep_from_forks`).
 """
 
 from __future__ import annotations

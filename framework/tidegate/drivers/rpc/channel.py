@@ -62,13 +62,13 @@ _LIMITS: Final[Options] = [
 ]
 CLIENT_OPTIONS: Final[Options] = [
     *_LIMITS,
-    # A restarted process has a new port, so an address that refused a connection is rarely tried
-    # again. For a JobManager with a fixed port it is, and gRPC's default back-off of a second and
+    # A restarted process has a new port, so an address that refused a connection is rarely
+    # retried. For a JobManager with a fixed port it is, and gRPC's default backoff of a second and
     # more would then be most of the recovery time.
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 1_000),
     # Despite its name, this is the maximum time to establish a connection, including its first
-    # frames. With a value as short as the back-off, a briefly busy process would count as gone.
+    # frames. With a value as short as the backoff, a briefly busy process would count as gone.
     ("grpc.min_reconnect_backoff_ms", 10_000),
     # Rare pings, because firewalls drop silent connections: those from the JobManager to its
     # TaskManagers carry no call for days. A shorter timeout for the answer to a ping would break
@@ -172,9 +172,9 @@ class GrpcServer:
         except RuntimeError as error:
             # gRPC's own message gives no reason, only a variable that enables gRPC's log.
             raise RpcError(
-                f"Cannot listen on {bound}. Is it an address of this host, and is the port free? "
-                "jobmanager.host and jobmanager.port, or taskmanager.host and taskmanager.port, "
-                "say where a process of a session cluster listens."
+                f"Cannot listen on {bound}: it is not an address of this host, or the port is in "
+                "use. Correct jobmanager.host and jobmanager.port, or taskmanager.host and "
+                "taskmanager.port: they say where a process of a session cluster listens."
             ) from error
         return endpoint.advertised_address(port)
 

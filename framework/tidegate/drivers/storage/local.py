@@ -149,7 +149,7 @@ class LocalStore:
         except OSError as error:
             if error.errno in {errno.ENOSPC, errno.EDQUOT}:  # the disk of the copy, not the storage
                 message = (
-                    f"{source} can not be copied to {target}: the disk is full: make room there, "
+                    f"{source} cannot be copied to {target}: the disk is full: make room there, "
                     "or set state.local_dir to a larger disk."
                 )
                 raise StorageError(message) from error
@@ -360,7 +360,7 @@ _REMEDIES: Final = {
 
 def _translated(error: OSError, what: str, path: Path) -> StorageError:
     why = _REMEDIES.get(error.errno or 0, error.strerror or str(error))
-    return StorageError(f"Checkpoint storage: can not {what} {path}: {why}")
+    return StorageError(f"Checkpoint storage: cannot {what} {path}: {why}")
 
 
 _RESERVED: Final = frozenset({"_cluster", "_storage", ".temporary"})

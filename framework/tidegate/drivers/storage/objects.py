@@ -84,7 +84,7 @@ class ObjectStore:
             once = store if url.startswith("memory:") else from_url(url, retry_config=_NO_RETRIES)
             return cls(store, url, once)
         except (BaseError, ValueError) as error:
-            message = f"checkpoint.dir {url!r} can not be opened: {_first_line(error)}"
+            message = f"checkpoint.dir {url!r} cannot be opened: {_first_line(error)}"
             raise ConfigError(message) from error
 
     def create(self, path: str, data: bytes) -> CreateResult:
@@ -197,7 +197,7 @@ class ObjectStore:
         else:
             remedy = ""
         return StorageError(
-            f"Checkpoint storage {self._where}: can not {what} {path}: {_first_line(error)}{remedy}"
+            f"Checkpoint storage {self._where}: cannot {what} {path}: {_first_line(error)}{remedy}"
         )
 
 

@@ -31,7 +31,7 @@ def check_create_if_absent(store: BlobStore, where: str, nonce: str) -> None:
     store.delete(path)
     if first is not CreateResult.CREATED or second is not CreateResult.EXISTS or found != data:
         message = (
-            f"checkpoint.dir {where} can not hold a job's journal: creating one name twice "
+            f"checkpoint.dir {where} cannot hold a job's journal: creating one name twice "
             f"gave {first.value!r}, then {second.value!r}, and what is there is {found!r}. It must "
             "refuse the second one: use a local folder or an object store with conditional writes."
         )
