@@ -45,9 +45,9 @@ def test_every_kill_point_has_one_cell_for_each_process_without_an_excuse() -> N
     assert len({cell.key for cell in CELLS}) == len(CELLS)
 
 
-def test_steps_of_the_kill_matrix_are_those_of_the_architecture_page() -> None:
-    page = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
-    part = page.partition("### The named steps")[2].partition("\n## ")[0]
+def test_steps_of_the_kill_matrix_are_those_of_the_page_of_the_protocol() -> None:
+    page = (ROOT / "docs/internals/commit-protocol.md").read_text(encoding="utf-8")
+    part = page.partition(". The named steps")[2].partition("\n## ")[0]
     named = re.findall(r"^\| ([^|`]+) \| `", part, re.MULTILINE)
     assert list(dict.fromkeys(step.step for step in STEPS)) == [
         step for step in named if step not in ELSEWHERE

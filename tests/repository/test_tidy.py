@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[2]
 MODULE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 70
 COLUMNS_MAX = 100
+PAGE_BYTES_MAX = 25_000  # of ARCHITECTURE.md
 WORDS_MIN = 6  # fewer is a title and no sentence
 
 BANNED_IMPORTS = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
@@ -399,6 +400,11 @@ def test_each_path_in_backticks_exists() -> None:
                     wrong.append(f"{path}: `{name}{'::' * bool(test)}{test}`")
     assert not wrong, "\n" + "\n".join(wrong)
     assert seen > NOT_HERE.keys()
+
+
+def test_architecture_page_leaves_to_docstrings_what_one_module_does() -> None:
+    size = (ROOT / "ARCHITECTURE.md").stat().st_size
+    assert size <= PAGE_BYTES_MAX, f"{size} bytes: move details to docstrings or docs/internals"
 
 
 # --- commits ------------------------------------------------------------------------------------

@@ -2,12 +2,12 @@
 
 Each cell has a named step, a process, a signal, a version of Kafka and a pipeline.
 
-One process carries out a step of the commit protocol (the table in ARCHITECTURE.md). It is the
-step's *carrier*. A cell names the process that is struck while the carrier is at a point of the
-step. If that is the carrier itself, it ends or freezes at the point. Otherwise the carrier is held
-at the point until the other process is struck. `Step.excuse` says why a cell is impossible. Each
-cell has one of the three pipelines, in turn. So over the versions and signals, every step and
-process is combined with all three.
+One process carries out a step of the commit protocol (the table in
+`docs/internals/commit-protocol.md`). It is the step's *carrier*. A cell names the process that is
+struck while the carrier is at a point of the step. If that is the carrier itself, it ends or
+freezes at the point. Otherwise the carrier is held at the point until the other process is struck.
+`Step.excuse` says why a cell is impossible. Each cell has one of the three pipelines, in turn. So
+over the versions and signals, every step and process is combined with all three.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Step:
     """A point of a step."""
 
     step: str
-    """Name of the step in ARCHITECTURE.md."""
+    """Name of the step in the table of the commit protocol."""
     point: str
     """Name of the point in `integration.faults.kill_points.kill_points`."""
     says: str

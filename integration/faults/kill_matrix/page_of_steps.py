@@ -22,7 +22,7 @@ from integration.faults.kill_matrix.scenarios import VERSIONS, Result
 TITLE = "Every named step of the commit protocol"
 
 LEGEND = f"""
-A row is a point of a step in the table of ARCHITECTURE.md. When a process is struck, the process
+A row is a point of a step of the commit protocol. When a process is struck, the process
 that carries out the step is exactly at this point. If that process itself is struck (*in italics*),
 it ends or stops there. Otherwise it is held at the point until the other process is struck. To
 reach a step of a recovery, the JobMaster is first killed after a publication that is not ended yet.
