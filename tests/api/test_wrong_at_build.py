@@ -565,7 +565,7 @@ def test_mistake_in_a_pipeline_is_refused_with_the_remedy(case: str) -> None:
 
 
 @pytest.mark.parametrize("what", LATER)
-def test_feature_of_a_later_version_is_refused_with_its_name_and_place(what: str) -> None:
+def test_feature_that_is_not_supported_is_refused_with_its_name_and_place(what: str) -> None:
     with pytest.raises(PipelineError) as caught:
         LATER[what]()
     assert f": {what} is not supported. " in str(caught.value)
