@@ -17,7 +17,7 @@ import pytest
 from tidegate.backfill.spark.apart import WaitTimeoutError, _Call, run_in_thread
 from tidegate.backfill.spark.installation import PACKAGES, check_installed, check_version
 from tidegate.backfill.spark.master import check_form, check_needs, check_reachable, is_local
-from tidegate.backfill.spark.session import YOUNG_S, SessionFolder
+from tidegate.backfill.spark.session import YOUNG_FOLDER_S, SessionFolder
 from tidegate.backfill.spark.spark_errors import cause, spark_error, spark_translated, texts_in
 from tidegate.backfill.spark.worker_checks import check_storage
 from tidegate.errors import (
@@ -220,7 +220,7 @@ def test_address_of_spark_connect_is_refused_with_the_remedy() -> None:
 
 
 def age(path: Path) -> None:
-    old = time.time() - YOUNG_S - 1
+    old = time.time() - YOUNG_FOLDER_S - 1
     os.utime(path, (old, old))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tidegate.dataplane.subtask import WAIT_S, FinalWait
+from tidegate.dataplane.subtask import FINAL_WAIT_S, FinalWait
 
 
 class Outputs:
@@ -29,9 +29,9 @@ def test_barrier_waits_while_only_channels_are_full_and_for_no_longer_than_the_l
     outputs = Outputs()
     wait = outputs.wait()
     assert wait.holds(due=True)
-    outputs.now_s += WAIT_S / 2
+    outputs.now_s += FINAL_WAIT_S / 2
     assert wait.holds(due=True)
-    outputs.now_s += WAIT_S / 2
+    outputs.now_s += FINAL_WAIT_S / 2
     assert not wait.holds(due=True)
 
 
@@ -39,12 +39,12 @@ def test_wait_begins_again_after_a_channel_has_taken_something() -> None:
     outputs = Outputs()
     wait = outputs.wait()
     assert wait.holds(due=True)
-    outputs.now_s += WAIT_S / 2
+    outputs.now_s += FINAL_WAIT_S / 2
     outputs.channel_takes = True
     assert not wait.holds(due=True)
     outputs.channel_takes = False
     assert wait.holds(due=True)
-    outputs.now_s += WAIT_S / 2
+    outputs.now_s += FINAL_WAIT_S / 2
     assert wait.holds(due=True)
 
 

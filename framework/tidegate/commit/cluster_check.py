@@ -58,9 +58,9 @@ def refuse_other_cluster(
     if not first_claim and state.kafka_cluster not in {"", cluster}:
         raise ClusterMismatchError(
             f"Job {job!r} was submitted on Kafka cluster {state.kafka_cluster}, but "
-            f"kafka.bootstrap_servers is now Kafka cluster {cluster}. Let the "
-            "addresses be those of the first one again; or stop the job and submit it again to "
-            "move it."
+            f"kafka.bootstrap_servers is now Kafka cluster {cluster}. Make these names those of "
+            f"brokers of {state.kafka_cluster} again; or stop the job and submit it again to move "
+            "it."
         )
     if point is not None:
         manifest = yield from load_manifest_if_readable(point)

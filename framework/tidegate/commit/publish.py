@@ -74,6 +74,12 @@ def check_topics(
 ) -> Procedure[None]:
     """Compare stored ids with present ones. SourceChangedError for a difference that the brokers
     repeat for ten seconds.
+
+    A topic may be created again while the job runs, and grow beyond the old positions before a
+    reader learns of it. The reader then continues in the middle of another log, and nothing fails.
+    Kafka never uses a topic id twice. So the check runs when all subtasks have acknowledged. If
+    Kafka still has the id with which the job began, everything up to the barrier was read from that
+    topic.
     """
     confirmation = Confirmation()
     while (change := find_topic_change(splits, now_have)) is not None:

@@ -52,8 +52,8 @@ def check_view(deploy: Deploy, view: SlotView) -> None:
         raise ClusterMismatchError(
             f"Host {view.host} reaches Kafka cluster {cluster} at {view.brokers}, but attempt "
             f"{deploy.attempt} of job {deploy.job!r} runs on Kafka cluster {deploy.kafka_cluster}. "
-            f"Let these addresses be those of {deploy.kafka_cluster} on this host too. The job "
-            "restarts until then."
+            f"Make these names those of brokers of {deploy.kafka_cluster} on this host too. The "
+            "job restarts until then."
         )
 
 

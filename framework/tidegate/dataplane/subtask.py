@@ -76,7 +76,7 @@ class PendingSnapshot:
             self._done(self)
 
 
-WAIT_S: Final = 1.0
+FINAL_WAIT_S: Final = 1.0
 """The longest wait, in seconds, in which no channel takes a record."""
 
 
@@ -104,7 +104,7 @@ class FinalWait:
         now_s = self._now_s()
         if self._since_s is None:
             self._since_s = now_s
-        return now_s - self._since_s < WAIT_S
+        return now_s - self._since_s < FINAL_WAIT_S
 
 
 class Subtask:

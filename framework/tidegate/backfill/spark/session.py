@@ -41,13 +41,14 @@ from tidegate.backfill.spark.spark_settings import check_names, merged
 from tidegate.errors import SparkError, UserError, check
 from tidegate.masking import is_secret
 
-PREFIX: Final = "tidegate-spark-"
-LOCK: Final = "lock"
-YOUNG_S: Final = 60.0  # a new folder is without its lock for a short time
+FOLDER_PREFIX: Final = "tidegate-spark-"
+FOLDER_LOCK: Final = "lock"
+YOUNG_FOLDER_S: Final = 60.0  # a new folder is without its lock for a short time
 
 
 class SessionFolder:
-    """A private folder (mode 0700) that this process holds locked.
+    """A private folder (mode 0700) that this process holds locked: shuffle files, the JVM's
+    temporary files and its log.
 
     The folder is deleted when the session closes. A killed driver cannot delete its folder, so the
     next session deletes it. Each folder has a file that its driver keeps locked. If the lock is
@@ -58,8 +59,8 @@ class SessionFolder:
         """Create a folder in `parent`, by default in Python's folder for temporary files."""
         parent_folder = Path(parent or tempfile.gettempdir())
         _delete_orphans(parent_folder)
-        self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent_folder))
-        self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        self.path = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=parent_folder))
+        self._lock = os.open(self.path / FOLDER_LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         for each in ("local", "tmp", "warehouse"):
             (self.path / each).mkdir()
@@ -73,11 +74,14 @@ class SessionFolder:
 
 
 def _delete_orphans(parent_folder: Path) -> None:
-    for path in parent_folder.glob(f"{PREFIX}*"):
+    for path in parent_folder.glob(f"{FOLDER_PREFIX}*"):
         try:
-            if path.stat().st_uid != os.getuid() or time.time() - path.stat().st_mtime < YOUNG_S:
+            if (
+                path.stat().st_uid != os.getuid()
+                or time.time() - path.stat().st_mtime < YOUNG_FOLDER_S
+            ):
                 continue
-            lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            lock = os.open(path / FOLDER_LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         except OSError:
             continue  # another session deletes it now
         try:

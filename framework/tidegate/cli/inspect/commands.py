@@ -51,12 +51,7 @@ def check(
 
     Example: tidegate check pipelines.order_totals:OrderTotals --kafka localhost:9092
     """
-    command_line = {
-        **o.parse_pairs(config, "--config", o.CONFIG_EXAMPLE),
-        **o.given_settings(
-            kafka__bootstrap_servers=kafka, job__parallelism=parallelism, job__name=name
-        ),
-    }
+    command_line = _command_line(config, kafka, parallelism, name)
     params = o.parameters(settings, _CHECK_EXAMPLE)
     from tidegate.cli.inspect.check import check as check_pipeline
     from tidegate.cli.inspect.plan_output import result_json, result_text
@@ -100,12 +95,7 @@ def diff(
 
     Example: tidegate diff pipelines.order_totals:OrderTotals --kafka localhost:9092
     """
-    command_line = {
-        **o.parse_pairs(config, "--config", o.CONFIG_EXAMPLE),
-        **o.given_settings(
-            kafka__bootstrap_servers=kafka, job__parallelism=parallelism, job__name=name
-        ),
-    }
+    command_line = _command_line(config, kafka, parallelism, name)
     params = o.parameters(settings, _DIFF_EXAMPLE)
     from tidegate.cli.inspect.diff import compare
     from tidegate.cli.inspect.diff_output import comparison_json, comparison_text
@@ -202,3 +192,15 @@ def config(given: o.Settings = None, as_json: o.AsJson = False) -> None:
 def _source(origin: str | None) -> str:
     """Return the origin of a setting without the article that error messages have."""
     return DEFAULT if origin is None else origin.removeprefix("the ")
+
+
+def _command_line(
+    config: list[str] | None, kafka: str | None, parallelism: int | None, name: str | None
+) -> dict[str, object]:
+    """Return the settings that `check` and `diff` get on the command line, by dotted key."""
+    return {
+        **o.parse_pairs(config, "--config", o.CONFIG_EXAMPLE),
+        **o.given_settings(
+            kafka__bootstrap_servers=kafka, job__parallelism=parallelism, job__name=name
+        ),
+    }

@@ -22,6 +22,9 @@ from tidegate.terminal import options as o
 def find_pipeline(folder: Path) -> str:
     """Return the only pipeline in a folder, as MODULE:CLASS. RefusedError if there is not exactly
     one.
+
+    The files are read, and none is imported, so an error in one of them does no harm. A pipeline is
+    a class whose statement has the base `Pipeline` and the keyword `name=`.
     """
     found = sorted(pipelines_in(folder))
     if len(found) == 1:

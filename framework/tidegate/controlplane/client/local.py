@@ -29,10 +29,10 @@ RESTART_PAUSE_S = 1.0
 """Pause in seconds before the next start of a JobManager that did not come up. A JobManager that
 had come up is started again at once."""
 REFUSED_S_MAX = 120.0
-"""Time in seconds for which a start is retried that the operating system refuses (no memory, no
-process id, no disk space), or that something kills. Other processes on the machine may free
-resources within this time. Then the cluster fails: a user may be watching the command, and the job
-continues with the next run."""
+"""Time in seconds for which a start is retried after the operating system has refused it (no
+memory, no process id, no disk space), or something has killed it. Other processes on the
+machine may free resources within this time. Then the cluster fails: a user may be watching the
+command, and the job continues with the next run."""
 ANSWER_TIMEOUT_S = 600.0
 """Time in seconds for which a client waits for a JobManager that is alive but not up. It may be
 waiting for a checkpoint storage that is gone. If a JobManager cannot be started, the client stops
@@ -40,7 +40,7 @@ waiting earlier."""
 CLOSE_TIMEOUT_S = 5.0
 LOG = "jobmanager.log"
 
-_NO_RESOURCES = f"The operating system refused it a resource: see its log {LOG}."
+_NO_RESOURCES = f"The operating system refused a resource to it: see its log {LOG}."
 _log = logging.getLogger(__name__)
 
 

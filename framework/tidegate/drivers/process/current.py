@@ -12,7 +12,7 @@ from tidegate.drivers.process.call_watch import OsCallWatch
 from tidegate.drivers.process.user_signals import guard_handlers
 from tidegate.ports.processes import CallWatch, CurrentProcess, ExitStatus
 
-THRESHOLDS: Final = (200_000, 50, 50)
+GC_THRESHOLDS: Final = (200_000, 50, 50)
 """The arguments of `gc.set_threshold`; `tune_gc` gives the reasons."""
 
 
@@ -25,9 +25,9 @@ def tune_gc() -> None:
     ten batches collect the young generation (0.04 to 0.3 ms). Each twelfth batch collects the
     middle generation (0.2 to 0.7 ms). While keyed state grows, 1000 batches collect all generations
     three to six times (90 to 130 ms, at worst 340 ms). No barrier passes during such a pause.
-    Together this was a fifth to a half of the CPU of a keyed loop. With `THRESHOLDS` there was no
-    collection with 100,000 keys. With 2,000,000 keys, nearly all of them new, there was one in 1250
-    batches, 2 % of the CPU (measured on 2 cores at 2.5 GHz).
+    Together this was a fifth to a half of the CPU of a keyed loop. With `GC_THRESHOLDS` there was
+    no collection with 100,000 keys. With 2,000,000 keys, nearly all of them new, there was one in
+    1250 batches, 2 % of the CPU (measured on 2 cores at 2.5 GHz).
 
     The first threshold, 200,000, is far above the number of objects of a batch and equals
     `state.cache_entries`. Only growing data reaches it, and a collection of so many objects takes
@@ -43,7 +43,7 @@ def tune_gc() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(*THRESHOLDS)
+    gc.set_threshold(*GC_THRESHOLDS)
 
 
 class OsProcess:
